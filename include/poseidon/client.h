@@ -251,10 +251,20 @@ class Client {
   /// than sfb.
   virtual std::vector<GatheredPart> gathered(std::uint32_t layer) const = 0;
 
-  /// Waits until every started exchange, or that of one layer, has completed. `keep_waiting` is called about every
-  /// 100 ms; if it returns false (Ctrl-C), the call returns ErrorCode::aborted.
+  /// Waits until no exchange is under way, or until that of one layer has completed. One that another thread starts on
+  /// the layer meanwhile is not waited for. `keep_waiting` is called about every 100 ms; if it returns false (Ctrl-C),
+  /// the call returns ErrorCode::aborted.
   virtual Status wait_all(const std::function<bool()>& keep_waiting) = 0;
   virtual Status wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) = 0;
+
+  /// The number of the layer's newest operation; 0 if there was none. Whoever has started one reads its number before
+  /// another thread may start the next.
+  virtual std::uint64_t newest_operation(std::uint32_t layer) const = 0;
+  /// Waits until the layer's operation of this number has ended, whatever has started since. Returns ok if it has
+  /// completed, also where the job has failed later, and otherwise the failure that has ended it. So a second call
+  /// returns at once, and the same.
+  virtual Status wait_operation(std::uint32_t layer, std::uint64_t number,
+                                const std::function<bool()>& keep_waiting) = 0;
 
   /// From now on this thread's calls count as those of another thread that uses the client and waits for this one, as
   /// autograd's threads work for the one that has called backward(). `thread` is that thread's pthread_t, or 0: as its
@@ -267,6 +277,8 @@ class Client {
 
   /// Whether no exchange of the layer is under way. It is also true after a failure; `wait` then returns the failure.
   virtual bool done(std::uint32_t layer) const = 0;
+  /// Whether `wait_operation` would return at once.
+  virtual bool operation_done(std::uint32_t layer, std::uint64_t number) const = 0;
 
   /// Sets what is sent first, from each layer's next start on. priorities[i] belongs to layer first_layer + i. More
   /// urgent layers overtake in send queues. The flow of a layer's class carries it: class 0 if its urgency is above

@@ -59,38 +59,41 @@ def connect(**options: Any) -> Exchange:
 
 @dataclass
 class _Key:
-    """A declared key. `operation` is the token of the operation under way, or None."""
+    """A declared key. `newest` is the number of its newest operation; 0 if there was none."""
 
     name: str
     layer: int
     dtype: str
     shape: tuple[int, ...]
-    operation: object | None = None
-    arrays: tuple[np.ndarray, ...] = ()  # kept alive as long as the core reads or writes them
+    newest: int = 0
 
 
+_Operations = Sequence[tuple[int, int]]  # each is a layer, and the number of an operation on it
 _Jobs = Sequence[tuple[_Key, tuple[np.ndarray, ...]]]
 
 
 class Handle:
-    """The operations of one call, which may still be under way. Any thread may use it."""
+    """The operations of one call, which may still be under way. Any thread may use it.
 
-    def __init__(self, exchange: Exchange, keys: Sequence[_Key], operation: object) -> None:
+    What has started on the same keys since, or has failed later, makes no difference to it.
+    """
+
+    def __init__(self, exchange: Exchange, operations: _Operations) -> None:
         self._exchange = exchange
-        self._keys = keys
-        self._operation = operation
+        self._operations = operations
 
     def wait(self) -> None:
-        """Returns when the arrays may be read and changed again. May be called any number of times.
+        """Returns when these operations use the arrays no more. A second call returns, or raises, the same at once.
 
-        Raises the PoseidonError that ended the job. The receiving arrays then hold nothing useful.
+        Raises the PoseidonError that ended the job while they were under way. The receiving arrays then hold nothing
+        useful.
         """
-        self._exchange._wait(self._keys, self._operation)
+        self._exchange._wait(self._operations)
 
     @property
     def done(self) -> bool:
-        """Whether `wait()` would return at once. Raises the PoseidonError that ended the job, if one has."""
-        return self._exchange._done(self._keys, self._operation)
+        """Whether `wait()` would return at once. Raises the PoseidonError that `wait()` would raise at once."""
+        return self._exchange._done(self._operations)
 
 
 class Exchange:
@@ -251,10 +254,14 @@ class Exchange:
         return self._begin(jobs, self._client.pull, sync)
 
     def wait_all(self) -> None:
-        """Returns when nothing that this process started is under way."""
-        for key in list(self._keys.values()):
-            if (operation := key.operation) is not None:
-                self._wait([key], operation)
+        """Returns when nothing is under way any more that this process has started before.
+
+        Raises the PoseidonError that ended the job, if one has while the newest operation of a key was under way.
+        """
+        self._check_process()  # before the lock, as in _begin
+        with self._lock:
+            operations = [(key.layer, key.newest) for key in self._keys.values() if key.newest]
+        self._wait(operations)
 
     def barrier(self) -> None:
         """Returns once every rank has called it."""
@@ -311,57 +318,47 @@ class Exchange:
             raise ShutDown("the exchange is closed: call poseidon.connect() for another one")
         self._client.wait(_NO_LAYER)
 
-    def _contribute(self, jobs: _Jobs, start: Callable[..., None], average: bool, sync: bool) -> Handle:
+    def _contribute(self, jobs: _Jobs, start: Callable[..., int], average: bool, sync: bool) -> Handle:
         divisor = self.world_size if average else 1
         for key, _ in jobs:
             if divisor > 1 and not key.dtype.startswith("float"):
                 raise InvalidArgument(f"key {key.name!r} is {key.dtype} and has no mean: pass average=False")
         return self._begin(jobs, lambda *arguments: start(*arguments, divisor), sync)
 
-    def _begin(self, jobs: _Jobs, start: Callable[..., None], sync: bool) -> Handle:
-        """Calls `start(layer, *arrays)` for all keys, or, if one is busy, for none."""
-        operation = object()
+    def _begin(self, jobs: _Jobs, start: Callable[..., int], sync: bool) -> Handle:
+        """Calls `start(layer, *arrays)`, which returns the operation's number, for all keys, or, if one is busy, none.
+
+        The core keeps the arrays as long as it reads or writes them.
+        """
         self._check_process()  # before the lock, which may have been held when the child was forked
         with self._lock:
             self._check_open()
             for key, _ in jobs:
-                if key.operation is not None and not self._completed(key):
+                if not self._client.done(key.layer):
                     raise InvalidArgument(f"key {key.name!r} has an operation under way: wait for its handle first")
             for key, arrays in jobs:
-                start(key.layer, *arrays)
-                key.operation, key.arrays = operation, arrays
-        handle = Handle(self, [key for key, _ in jobs], operation)
+                key.newest = start(key.layer, *arrays)
+            operations = [(key.layer, key.newest) for key, _ in jobs]
+        handle = Handle(self, operations)
         if sync:
             handle.wait()
         return handle
 
-    def _completed(self, key: _Key) -> bool:
-        stats = self._client.layer_stats(key.layer)
-        if stats.completed_ns < stats.started_ns:
+    def _done(self, operations: _Operations) -> bool:
+        self._check_process()
+        if not all(self._client.operation_done(layer, number) for layer, number in operations):
             return False
-        self._client.wait(key.layer)  # the core writes the times a moment before it lets the key go
+        self._wait(operations)
         return True
 
-    def _done(self, keys: Sequence[_Key], operation: object) -> bool:
-        self._check_process()
-        running = [key for key in keys if key.operation is operation]
-        if running:
-            self._client.wait(_NO_LAYER)
-        return all(self._completed(key) for key in running)
-
-    def _wait(self, keys: Sequence[_Key], operation: object) -> None:
+    def _wait(self, operations: _Operations) -> None:
         self._check_process()
         failure: PoseidonError | None = None
-        for key in keys:
-            if key.operation is not operation:
-                continue
+        for layer, number in operations:
             try:
-                self._client.wait(key.layer)
+                self._client.wait_operation(layer, number)
             except PoseidonError as error:  # of the whole job: the other keys complete at once, with the same
                 failure = failure or error
-            with self._lock:
-                if key.operation is operation:
-                    key.operation, key.arrays = None, ()
         if failure is not None:
             raise failure
 

@@ -13,6 +13,7 @@
 #include <optional>
 #include <unordered_map>
 
+#include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/c_exchange.h"
 #include "bindings/dtype_name.h"
@@ -22,23 +23,7 @@ namespace poseidon::bindings {
 
 namespace {
 
-using Array = nb::ndarray<nb::device::cpu, nb::c_contig>;
 using ByteView = nb::ndarray<nb::numpy, const std::uint8_t>;
-
-std::span<std::byte> bytes_of(const Array& array) { return {static_cast<std::byte*>(array.data()), array.nbytes()}; }
-
-/// Arrays that are looked up once and used in many steps.
-struct Arrays {
-  explicit Arrays(std::vector<Array> of) : arrays(std::move(of)) {
-    for (const Array& array : arrays) {
-      spans.push_back(bytes_of(array));
-      dtypes.push_back(dtype_from(array.dtype()));
-    }
-  }
-  std::vector<Array> arrays;
-  std::vector<std::span<std::byte>> spans;
-  std::vector<DType> dtypes;
-};
 
 /// The client, and the arrays that its running exchanges read and write. A forked child inherits it without its
 /// threads, for which its end would wait for ever. So there nothing ends it.
@@ -77,30 +62,30 @@ class PyClient {
     raise_if_failed(status);
   }
 
-  void push_pull(std::uint32_t layer, Array array, Array destination, std::uint32_t divisor) {
+  std::uint64_t push_pull(std::uint32_t layer, Array array, Array destination, std::uint32_t divisor) {
     check_dtype(layer, array);
     check_dtype(layer, destination);
     const auto data = bytes_of(array), place = bytes_of(destination);
-    start_holding(layer, {std::move(array), std::move(destination)},
-                  [&] { return client_->push_pull(layer, data, place, divisor); });
+    return start_holding(layer, {std::move(array), std::move(destination)},
+                         [&] { return client_->push_pull(layer, data, place, divisor); });
   }
 
-  void push(std::uint32_t layer, Array array, std::uint32_t divisor) {
+  std::uint64_t push(std::uint32_t layer, Array array, std::uint32_t divisor) {
     check_dtype(layer, array);
     const auto data = bytes_of(array);
-    start_holding(layer, {std::move(array)}, [&] { return client_->push(layer, data, divisor); });
+    return start_holding(layer, {std::move(array)}, [&] { return client_->push(layer, data, divisor); });
   }
 
-  void pull(std::uint32_t layer, Array destination, std::uint32_t index, bool exact) {
+  std::uint64_t pull(std::uint32_t layer, Array destination, std::uint32_t index, bool exact) {
     check_dtype(layer, destination);
     const auto place = bytes_of(destination);
-    start_holding(layer, {std::move(destination)}, [&] { return client_->pull(layer, place, index, exact); });
+    return start_holding(layer, {std::move(destination)}, [&] { return client_->pull(layer, place, index, exact); });
   }
 
-  void assign(std::uint32_t layer, Array array, std::uint32_t index, std::uint64_t update_count) {
+  std::uint64_t assign(std::uint32_t layer, Array array, std::uint32_t index, std::uint64_t update_count) {
     check_dtype(layer, array);
     const auto data = bytes_of(array);
-    start_holding(layer, {std::move(array)}, [&] { return client_->assign(layer, data, index, update_count); });
+    return start_holding(layer, {std::move(array)}, [&] { return client_->assign(layer, data, index, update_count); });
   }
 
   void restore(std::uint32_t layer, Array destination, std::uint64_t version_limit) {
@@ -218,6 +203,15 @@ class PyClient {
     raise_if_failed(status);
   }
 
+  void wait_operation(std::uint32_t layer, std::uint64_t number) {
+    const Status status = call_blocking([&](const std::function<bool()>& keep_waiting) {
+      return client_->wait_operation(layer, number, telling(keep_waiting));
+    });
+    // What has started since has let go of the arrays, and has its own.
+    if (client_->newest_operation(layer) == number) held_.release(layer, held_.last());
+    raise_if_failed(status);
+  }
+
   /// `wait` for so many layers, of which start_all was given the first.
   void wait_range(std::uint32_t first_layer, std::uint32_t count) {
     const std::uint64_t last = held_many_.last();
@@ -280,14 +274,15 @@ class PyClient {
  private:
   bool is_inherited() const { return ::getpid() != process_; }
 
-  /// Starts an exchange that uses the arrays until it has completed.
+  /// Starts an exchange that uses the arrays until it has completed. Returns the operation's number.
   template <typename Start>
-  void start_holding(std::uint32_t layer, std::vector<Array> arrays, const Start& start) {
+  std::uint64_t start_holding(std::uint32_t layer, std::vector<Array> arrays, const Start& start) {
     const std::uint64_t number = held_.add(layer, std::make_shared<const std::vector<Array>>(std::move(arrays)));
     const Status status = start();
     if (status.ok()) held_.release(layer, number - 1);  // it would not have started before those had completed
     if (!status.ok()) held_.drop(layer, number);
     raise_if_failed(status);
+    return client_->newest_operation(layer);  // no other thread has started one since: this one has the GIL
   }
 
   /// A wait may be long because of what a notice says. So it tells notices, too.
@@ -447,8 +442,11 @@ void bind_client(nb::module_& module) {
       .def("expect_other_threads", [](PyClient& self) { self.get().expect_other_threads(); })
       .def("wait_all", &PyClient::wait_all)
       .def("wait", &PyClient::wait)
+      .def("wait_operation", &PyClient::wait_operation, nb::arg("layer"), nb::arg("number"))
       .def("wait_range", &PyClient::wait_range, nb::arg("first_layer"), nb::arg("count"))
       .def("done", [](PyClient& self, std::uint32_t layer) { return self.get().done(layer); })
+      .def("operation_done", [](PyClient& self, std::uint32_t layer,
+                                std::uint64_t number) { return self.get().operation_done(layer, number); })
       .def("set_priorities", &PyClient::set_priorities, nb::arg("first_layer"), nb::arg("urgencies"),
            nb::arg("priority_classes"), nb::arg("priority_threshold"))
       .def_prop_ro("failure", [](PyClient& self) { return to_exception(self.get().status()); })

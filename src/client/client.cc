@@ -278,7 +278,19 @@ Status ClientImpl::wait(std::uint32_t layer, const std::function<bool()>& keep_w
   return steps_.wait(layer, [&] { look(wait); });
 }
 
+std::uint64_t ClientImpl::newest_operation(std::uint32_t layer) const { return steps_.newest_operation(layer); }
+
+Status ClientImpl::wait_operation(std::uint32_t layer, std::uint64_t number,
+                                  const std::function<bool()>& keep_waiting) {
+  Wait wait{keep_waiting};
+  return steps_.wait_operation(layer, number, [&] { look(wait); });
+}
+
 bool ClientImpl::done(std::uint32_t layer) const { return steps_.done(layer); }
+
+bool ClientImpl::operation_done(std::uint32_t layer, std::uint64_t number) const {
+  return steps_.operation_done(layer, number);
+}
 
 LayerStats ClientImpl::layer_stats(std::uint32_t layer) const { return steps_.stats(layer); }
 

@@ -91,7 +91,10 @@ class ClientImpl final : public Client, private Receiver {
   void expect_other_threads() override { steps_.expect_other_threads(); }
   Status wait_all(const std::function<bool()>& keep_waiting) override;
   Status wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) override;
+  std::uint64_t newest_operation(std::uint32_t layer) const override;
+  Status wait_operation(std::uint32_t layer, std::uint64_t number, const std::function<bool()>& keep_waiting) override;
   bool done(std::uint32_t layer) const override;
+  bool operation_done(std::uint32_t layer, std::uint64_t number) const override;
   Status set_priorities(std::uint32_t first_layer, std::span<const LayerPriority> priorities,
                         double priority_threshold) override;
   std::vector<std::string> notices() const override;

@@ -86,6 +86,7 @@ Status Steps::submit_locked(std::uint32_t layer, Operation operation, std::int64
   LayerState& state = *layers_[layer];
   UnitState& unit = *state.unit;
   state.running = true;
+  ++state.newest;
   state.destination = destination_of(operation);
   state.stats.started_ns = time_ns;
   ++running_count_;
@@ -187,11 +188,28 @@ Status Steps::wait_all(const Look& look) {
 
 Status Steps::wait(std::uint32_t layer, const Look& look) {
   std::unique_lock lock(mutex_);
+  return wait_locked(lock, layer, layer < layers_.size() ? layers_[layer]->newest : 0, look);
+}
+
+/// Another thread may start the layer's next operation before this one sees that the one that it waits for has ended.
+Status Steps::wait_locked(std::unique_lock<std::mutex>& lock, std::uint32_t layer, std::uint64_t number,
+                          const Look& look) {
   ++single_waiter_count_;
   Status status = wait_until(
-      lock, [this, layer] { return !runs_locked(layer); }, look);
+      lock, [this, layer, number] { return !runs_locked(layer, number); }, look);
   --single_waiter_count_;
   return status;
+}
+
+std::uint64_t Steps::newest_operation(std::uint32_t layer) const {
+  const std::lock_guard lock(mutex_);
+  return layer < layers_.size() ? layers_[layer]->newest : 0;
+}
+
+Status Steps::wait_operation(std::uint32_t layer, std::uint64_t number, const Look& look) {
+  std::unique_lock lock(mutex_);
+  Status status = wait_locked(lock, layer, number, look);
+  return layer < layers_.size() && number <= layers_[layer]->completed ? Status() : std::move(status);
 }
 
 void Steps::wait_contributions(const Look& look) {
@@ -236,6 +254,11 @@ std::string Steps::lacks_of_group() const {
 bool Steps::done(std::uint32_t layer) const {
   const std::lock_guard lock(mutex_);
   return !runs_locked(layer);
+}
+
+bool Steps::operation_done(std::uint32_t layer, std::uint64_t number) const {
+  const std::lock_guard lock(mutex_);
+  return !runs_locked(layer, number);
 }
 
 LayerStats Steps::stats(std::uint32_t layer) const {
@@ -342,6 +365,7 @@ void Steps::complete(UnitState& unit) {
     layer->stats = unit.stats_of(*layer);
     layer->stats.started_ns = started_ns;
     layer->stats.completed_ns = time_ns;
+    if (exchange.progress.status.ok() && layer->running) layer->completed = layer->newest;
     if (is_recorded) recorded_[layer].push_back(layer->stats);
   }
   release_locked(unit);

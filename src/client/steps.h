@@ -70,6 +70,9 @@ class Steps {
   Status wait_linked(const Look& look);
   Status wait_all(const Look& look);
   Status wait(std::uint32_t layer, const Look& look);
+  /// See Client::newest_operation and Client::wait_operation.
+  std::uint64_t newest_operation(std::uint32_t layer) const;
+  Status wait_operation(std::uint32_t layer, std::uint64_t number, const Look& look);
   /// Waits until the contributions that await_contributions() has counted have completed.
   void wait_contributions(const Look& look);
   /// See Client::act_for.
@@ -87,6 +90,7 @@ class Steps {
 
   // The state now. A layer that does not exist is treated like one that has never started.
   bool done(std::uint32_t layer) const;
+  bool operation_done(std::uint32_t layer, std::uint64_t number) const;
   LayerStats stats(std::uint32_t layer) const;
   std::vector<LayerStats> recorded(std::uint32_t layer) const;
   Scheme next_scheme(std::uint32_t layer) const;
@@ -128,6 +132,10 @@ class Steps {
   bool join_group_locked(LayerState& layer, Push& push);
   void release_locked(UnitState& unit);
   bool runs_locked(std::uint32_t layer) const { return layer < layers_.size() && layers_[layer]->running; }
+  bool runs_locked(std::uint32_t layer, std::uint64_t number) const {
+    return runs_locked(layer) && layers_[layer]->newest == number;
+  }
+  Status wait_locked(std::unique_lock<std::mutex>& lock, std::uint32_t layer, std::uint64_t number, const Look& look);
   template <typename Done>
   Status wait_until(std::unique_lock<std::mutex>& lock, const Done& done, const Look& look);
 

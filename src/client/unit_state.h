@@ -51,8 +51,11 @@ struct LayerState {
   UnitState* unit = nullptr;
   const Layer* layer = nullptr;  // in the unit's plan
   std::size_t size_bytes = 0;
-  std::uint32_t member = 0;          // index in the unit
-  bool running = false;              // under the client's mutex
+  std::uint32_t member = 0;  // index in the unit
+  // Under the client's mutex. Operations have numbers from 1 on.
+  bool running = false;              // the newest operation is under way
+  std::uint64_t newest = 0;          // operation
+  std::uint64_t completed = 0;       // the last operation that has ended without a failure
   std::span<std::byte> destination;  // set before the start is posted
   LayerStats stats;                  // under the client's mutex
 
