@@ -49,9 +49,10 @@ class Newcomer {
 /// of a member would have shown. Any member may call it at any time; it does not wait.
 void answer_newcomers(Store& store, const std::string& job);
 
-/// Answers them while `generation` is being formed, on behalf of a process that has claimed `own_slot` in it. Those
-/// whose slot no process has claimed are admitted. A process refuses those who ask for its own slot. One that has come
-/// and does not answer has ended, or stands still: who asks for its slot is admitted to the generation after this one.
+/// Answers them while `generation` is being formed, and while its members connect, on behalf of a process that has
+/// claimed `own_slot` in it. Those whose slot no process has claimed are admitted. A process refuses those who ask for
+/// its own slot. One that has come and does not answer has ended, or stands still: who asks for its slot is admitted to
+/// the generation after this one.
 void admit_newcomers(Store& store, const std::string& job, std::uint32_t generation, int own_slot);
 
 }  // namespace poseidon

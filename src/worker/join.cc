@@ -14,6 +14,7 @@
 #include "plan/hosts.h"
 #include "rendezvous/hosts.h"
 #include "rendezvous/members.h"
+#include "rendezvous/newcomers.h"
 #include "server/server_impl.h"
 #include "worker/generation_parts.h"
 
@@ -129,7 +130,10 @@ class JobJoin {
   }
 
   bool still_wanted() const {
-    return given_.on_failure == OnFailure::abort || stands(*store_, given_.job, *membership_);
+    if (given_.on_failure == OnFailure::abort) return true;
+    // A member may have ended since the generation was formed, before it has connected to anybody who would notice.
+    admit_newcomers(*store_, given_.job, membership_->generation, given_.rank);
+    return stands(*store_, given_.job, *membership_);
   }
 
   Cluster cluster() const {

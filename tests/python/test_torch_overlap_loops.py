@@ -310,6 +310,19 @@ def hooked(model: Any, optimizer: Any) -> list[str]:
     return calls
 
 
+def given_to_others(model: Any, optimizer: Any) -> None:
+    """Parameters of one shape are updated with each other's gradients."""
+    one, other = model.module.twice.weight, model.module.borrowed.weight
+    for step in range(4):
+        optimizer.zero_grad()
+        backward(model, step)
+        if step % 2:
+            one.grad, other.grad = other.grad, one.grad
+        else:
+            one.grad = other.grad
+        optimizer.step()
+
+
 def under_autocast(model: Any, optimizer: Any) -> list[float]:
     losses = []
     for step in range(4):
@@ -365,6 +378,7 @@ LOOPS = [
     left_out_for_a_while,
     deleted,
     hooked,
+    given_to_others,
     under_autocast,
     with_grad_scaler,
 ]

@@ -284,8 +284,8 @@ def sums_of(training: Training) -> list[float]:
     return [param.double().sum().item() for param in training.net.parameters()]
 
 
-def each_rank_climbs(flips: bool) -> list[float]:
-    training = Training("plain")
+def each_rank_climbs(loop: str, flips: bool) -> list[float]:
+    training = Training(loop)
     climb(training, 12)
     if flips:
         training.flip_a_bit("0.bias")
@@ -294,9 +294,10 @@ def each_rank_climbs(flips: bool) -> list[float]:
     return sums_of(training)
 
 
+@pytest.mark.parametrize("loop", ["plain", "worker"])
 @pytest.mark.parametrize(("check", "flips"), [("auto", False), (1, False), (1, True)])
-def test_what_a_program_takes_back_before_its_update_is_no_difference(check: Any, flips: bool) -> None:
-    first, second = workers.run(2, each_rank_climbs, flips, replica_check=check)
+def test_what_a_program_takes_back_before_its_update_is_no_difference(loop: str, check: Any, flips: bool) -> None:
+    first, second = workers.run(2, each_rank_climbs, loop, flips, replica_check=check)
     assert first == second
 
 
@@ -307,7 +308,7 @@ def climbs_with_a_replacement(climbed: int) -> list[float]:
     trained, sync = training.model.trained_model(), training.model.synchronizer
     assert sync is not None
     if poseidon.rank() == 1:
-        sync.replica = trained._make_replica(weakref.ref(trained))
+        sync.replica = trained._make_replica(weakref.ref(trained), sync)
     sync.replica.connect(trained.context.control)
     climb(training, 4)
     return sums_of(training)

@@ -162,6 +162,41 @@ def test_a_gradient_that_is_changed_is_an_error(how: str) -> None:
         assert re.search(rf"gradient of {name} was changed between .*pass update='worker'", text)
 
 
+def edited(how: str) -> str:
+    """Writes to a parameter past PyTorch's counters, between two steps or only for an evaluation in between."""
+    model, optimizer = pair(SPECS[4], mlp)[0]
+    inputs, labels = map(own_rows, mlp_batch(0, 4 * poseidon.world_size()))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        mean_loss(model, inputs, labels).backward()
+        optimizer.step()
+
+    step()
+    param = model.module[0].weight
+    kept = param.detach().clone()
+    if how == "NumPy":
+        array = param.detach().numpy()
+        array *= 0.5
+    else:
+        param.data.clamp_(-0.01, 0.01)
+    if how == "for an evaluation":
+        with torch.no_grad():
+            model(inputs)
+        param.data.copy_(kept)
+        step()
+        return "went on"
+    with pytest.raises(poseidon.PoseidonError) as caught:
+        step()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["NumPy", "data", "for an evaluation"])
+def test_a_parameter_that_is_edited_unseen_is_an_error_in_the_next_backward(how: str) -> None:
+    for text in workers.run(2, edited, how):
+        assert ("went on" if how == "for an evaluation" else "parameter 0.weight was changed on this worker") in text
+
+
 class Awkward(nn.Module):
     """Gradients of odd shapes, in which NaN stands from the start."""
 

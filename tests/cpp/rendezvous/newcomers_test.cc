@@ -139,6 +139,23 @@ TEST(Newcomers, OfNoRunReplaceAProcessThatEndedWhileAGenerationWasBeingFormed) {
   EXPECT_TRUE(survivor.get().ok());
 }
 
+// Both have met, and rank 1 is lost before anybody has a connection to it.
+TEST(Newcomers, OfNoRunReplaceAMemberThatEndedBeforeItConnected) {
+  MemoryStore store;
+  begin(store, "", kRejoin);
+  auto lost = begin_to_join(store, {1, 1}, kRejoin);
+  const auto membership = join(store, {0, 1}, kRejoin);
+  ASSERT_TRUE(membership.ok() && lost.get().ok());
+  auto replacement = begin_to_join(store, {1}, kRejoin);
+  const auto view = store.open();
+  while (stands(*view, "default", membership.value())) {
+    admit_newcomers(*view, "default", 2, 0);
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  EXPECT_EQ(join(store, {0, 2}, kRejoin).value().generation, 3u);
+  EXPECT_TRUE(replacement.get().value().joining);
+}
+
 TEST(Newcomers, OfNoRunAreRefusedByTheProcessThatWaitsInTheirSlot) {
   MemoryStore store;
   begin(store, "", kRejoin);

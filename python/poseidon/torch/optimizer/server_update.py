@@ -117,8 +117,8 @@ class ServerUpdate:
             )
         self._check_unchanged()
 
-    def _check_unchanged(self) -> None:
-        changed = [entry for entry in self.entries if _stored(entry).changed_here()]
+    def _check_unchanged(self, looks_at_values: bool = False) -> None:
+        changed = [entry for entry in self.entries if _stored(entry).changed_here(looks_at_values)]
         if not changed:
             return
         hosts = [_new_host(entry) for entry in changed]
@@ -142,7 +142,8 @@ class ServerUpdate:
                 "gradients; call step() in between, or accumulate gradients under no_sync()"
             )
         self._members.check(self.param_groups)
-        self._check_unchanged()  # the forward pass may have gone past the wrapper
+        # The forward pass may have gone past the wrapper. Values may be others only for an evaluation, but not now.
+        self._check_unchanged(looks_at_values=True)
         for entry in self.entries:
             _stored(entry).before_addition()
         self._step += 1
