@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pty
 import signal
 import struct
 import subprocess
@@ -136,6 +137,7 @@ def test_a_reader_that_comes_late_gets_everything(tmp_path: Path) -> None:
 
 FAILING = """
 import os
+import pty
 import torch
 import poseidon.torch as poseidon
 torch.set_num_threads(1)
@@ -157,6 +159,72 @@ def test_a_failure_is_printed_once_and_its_cause_comes_last(tmp_path: Path) -> N
     ]
     assert sum("Traceback" in line for line in lines) == 1
     assert sum("ValueError: the data" in line for line in lines) == 2  # in the traceback and in the last line
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("def broken(:", "SyntaxError: invalid syntax"),
+        ("open('/no/such/file')", "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'"),
+        ("import sys\nsys.exit('no data: download it first\\n')", "no data: download it first"),
+    ],
+)
+def test_the_cause_is_the_last_line_of_a_rank_that_never_joined(text: str, cause: str, tmp_path: Path) -> None:
+    lines = run(tmp_path, text, "-n", "2", "SCRIPT").stderr.decode().splitlines()
+    assert lines[-2] in [f"poseidon: rank {rank} failed first, with exit code 1" for rank in (0, 1)]
+    assert lines[-1] == f"poseidon: the cause, by its last line: {cause}"
+
+
+def test_what_a_killed_rank_wrote_is_no_cause(tmp_path: Path) -> None:
+    text = "import os, sys\nprint('a warning', file=sys.stderr, flush=True)\nos.kill(os.getpid(), 9)"
+    assert run(tmp_path, text, "SCRIPT").stderr.decode().splitlines() == [
+        "a warning",
+        "poseidon: rank 0 failed first, killed by SIGKILL",
+    ]
+
+
+def test_on_a_terminal_rank_zero_writes_to_it(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        run(tmp_path, "import sys\nsys.exit(f'terminal: {sys.stderr.isatty()}')", "SCRIPT", stderr=theirs)
+        lines = os.read(ours, 10_000).decode().splitlines()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert lines == [
+        "terminal: True",
+        "poseidon: rank 0 failed first, with exit code 1",
+        "poseidon: the cause: see what rank 0 has written above",
+    ]
+
+
+INTERRUPTED = """
+import pathlib, sys, time
+try:
+    pathlib.Path(sys.argv[1], __import__("os").environ["RANK"]).touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    for letter in "whole" * 20:
+        print(letter, end="", file=sys.stderr, flush=True)
+        time.sleep(0.002)
+    print(file=sys.stderr)
+"""
+
+
+def test_an_interrupted_run_says_so_last_and_tears_no_line(tmp_path: Path) -> None:
+    script = tmp_path / "worker.py"
+    script.write_text(INTERRUPTED)
+    command = [*POSEIDON, "run", "-n", "3", str(script), str(tmp_path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not all((tmp_path / str(rank)).exists() for rank in range(3)):
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    *lines, last = errors.splitlines()
+    assert sorted(lines) == sorted(prefix + "whole" * 20 for prefix in ("", "[1] ", "[2] "))
+    assert last == "poseidon: the run was interrupted by SIGINT; all ranks have ended"
 
 
 @pytest.mark.parametrize("given", [["-n", "4"], ["-n4"], ["--workers=4"], ["--lr", "3", "--workers", "4"]])

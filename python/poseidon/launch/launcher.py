@@ -102,7 +102,9 @@ def run_workers(
         commands = [testbed.command(rank, command) if testbed else list(command) for rank in range(count)]
         guard = stack.enter_context(Guard(marks))
         outcome = Run(commands, environments, on_line, signals, terminal, recovery, guard).run()
-        if outcome.first_failure:
+        if outcome.interrupted_by:
+            _tell_interruption(outcome, terminal)
+        elif outcome.first_failure:
             _tell_failure(outcome, outcome.first_failure, text_of(marks / str(outcome.first_failure.rank)), terminal)
     if signals.received and not outcome.interrupted_by:  # after the run, while nobody read the rest of its output
         outcome.interrupted_by = signals.received[0]
@@ -115,3 +117,15 @@ def _tell_failure(outcome: Outcome, failure: Failure, cause: str, terminal: Term
     terminal.tell(f"{failure}{tail}")
     if cause:
         terminal.tell(f"the cause: {cause}")
+    elif failure.code < 0:
+        return  # one that was killed has written about other things
+    elif failure.rank == 0 and outcome.rank_zero_has_terminal:
+        terminal.tell("the cause: see what rank 0 has written above")
+    elif outcome.last_errors[failure.rank]:
+        terminal.tell(f"the cause, by its last line: {outcome.last_errors[failure.rank]}")
+
+
+def _tell_interruption(outcome: Outcome, terminal: Terminal) -> None:
+    killed = ", ".join(map(str, outcome.ended_ranks))
+    tail = f"; these ranks did not end when asked and were ended: {killed}" if killed else "; all ranks have ended"
+    terminal.tell(f"the run was interrupted by {signal.Signals(outcome.interrupted_by).name}{tail}")

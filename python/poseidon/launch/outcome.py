@@ -34,13 +34,19 @@ class Failure:
 @dataclass
 class Outcome:
     """How a run ended: the exit code of each rank's last process and how often it was started again, the first failure
-    that ended the run, the ranks that had to be ended, and the signal (0: none) that stopped the launcher."""
+    that ended the run, the ranks that had to be ended, and the signal (0: none) that stopped the launcher.
+
+    `last_errors` has the last line that is not empty on each rank's standard error, as far as the launcher has passed
+    it on. It does not for rank 0 where `rank_zero_has_terminal`.
+    """
 
     codes: list[int] = field(default_factory=list)
     restart_counts: list[int] = field(default_factory=list)
     first_failure: Failure | None = None
     ended_ranks: list[int] = field(default_factory=list)
     interrupted_by: int = 0
+    last_errors: dict[int, str] = field(default_factory=dict, compare=False)
+    rank_zero_has_terminal: bool = field(default=False, compare=False)
 
     @property
     def exit_status(self) -> int:

@@ -23,6 +23,7 @@ from poseidon.options import FAILURE_MARK_VARIABLE
 
 GRACE_SECONDS = 5.0  # between the steps of ending workers
 _POLL_SECONDS = 0.05
+_STANDARD_ERROR = 2
 _DRAIN_SECONDS = 1.0  # for output of processes that a worker left behind
 
 OnLine = Callable[[int, str], None]
@@ -51,6 +52,7 @@ class Run:
         self._workers: list[Worker] = []
         self._selector = selectors.DefaultSelector()
         self._outcome = Outcome(codes=[0] * len(commands), restart_counts=[0] * len(commands))
+        self._outcome.rank_zero_has_terminal = on_line is None and os.isatty(_STANDARD_ERROR)
         self._finished = False  # one of them, so that the job is over
         self._failures: list[tuple[Failure, int]] = []  # that end the run, and when each was seen
         self._ladder: list[tuple[float, int]] = []  # when to send which signal to those that still run
@@ -89,6 +91,7 @@ class Run:
 
     def _start(self, rank: int, replaces: Failure | None = None) -> None:
         piped = rank > 0 or self._on_line is not None
+        errors_piped = piped or not self._outcome.rank_zero_has_terminal
         command = self._commands[rank]
         try:
             process = subprocess.Popen(
@@ -96,7 +99,7 @@ class Run:
                 env=self._environments[rank],
                 stdin=subprocess.DEVNULL if rank > 0 else None,
                 stdout=subprocess.PIPE if piped else None,
-                stderr=subprocess.PIPE if piped else None,
+                stderr=subprocess.PIPE if errors_piped else None,
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
@@ -104,15 +107,25 @@ class Run:
             raise InvalidArgument(f"rank {rank} cannot be started: {command[0]!r}: {error.strerror}") from None
         self._guard.started(process.pid)
         self._workers.append(Worker(rank, process, replaces))
-        for pipe, stream in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-            if pipe is not None:
-                self._selector.register(pipe, selectors.EVENT_READ, self._lines(rank, stream))
+        self._outcome.last_errors[rank] = ""
+        if process.stdout is not None:
+            self._selector.register(process.stdout, selectors.EVENT_READ, self._lines(rank, sys.stdout, self._pass_on))
+        if process.stderr is not None:
+            self._selector.register(process.stderr, selectors.EVENT_READ, self._lines(rank, sys.stderr, self._note))
 
-    def _lines(self, rank: int, stream: IO[str]) -> Lines:
-        on_line = self._on_line
-        if on_line is not None:
-            return Lines(lambda text: on_line(rank, text))
-        return Lines(lambda text: self._terminal.show(rank, text, stream), errors="surrogateescape")
+    def _lines(self, rank: int, stream: IO[str], emit: Callable[[int, str, IO[str]], None]) -> Lines:
+        errors = "replace" if self._on_line else "surrogateescape"
+        return Lines(lambda text: emit(rank, text, stream), errors)
+
+    def _pass_on(self, rank: int, text: str, stream: IO[str]) -> None:
+        if self._on_line is not None:
+            self._on_line(rank, text)
+        else:
+            self._terminal.show(rank, text, stream)
+
+    def _note(self, rank: int, text: str, stream: IO[str]) -> None:
+        self._outcome.last_errors[rank] = text.strip() or self._outcome.last_errors[rank]
+        self._pass_on(rank, text, stream)
 
     def _pass_output(self, wait_seconds: float) -> bool:
         """Returns whether it could. Nobody reads what was passed on before, if it could not."""

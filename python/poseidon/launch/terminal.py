@@ -49,10 +49,10 @@ class Terminal:
             self._changed.notify_all()
 
     def show(self, rank: int, text: str, stream: IO[str]) -> None:
-        """Writes a line of a worker. Bytes that are no UTF-8 are those of the text's surrogates."""
+        """Writes a line of a worker, with its rank unless that is 0. Bytes that are no UTF-8 are surrogates."""
         if self._interrupted() and self._waiting_size > _MOST_WAITING:
             return  # the workers shall end, which they cannot while they wait for a reader
-        self._put(stream, f"[{rank}] {text}\n", is_line=True)
+        self._put(stream, f"[{rank}] {text}\n" if rank else f"{text}\n", is_line=True)
 
     def tell(self, text: str, who: str = "poseidon") -> None:
         """Prints a sentence of this process itself on standard error."""
