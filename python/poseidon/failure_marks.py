@@ -2,8 +2,8 @@
 
 The worker that fails first need not end first. While it still prints its error, the others may learn of the failure
 and end with their own errors. So each worker writes to a file that the launcher has named: when its failure began,
-and whether the failure of another worker was the cause, or an operator has evicted the job. Its text follows, so that
-the launcher's last line is the cause.
+and whether the cause was the failure of another worker, the network, or an operator who has evicted the job. Its text
+follows, so that the launcher's last line is the cause.
 
 Two more files say that the worker is a member of its job, and that it has left the job in order: with that the run has
 ended, and a worker that fails later needs no replacement.
@@ -15,10 +15,10 @@ import contextlib
 import time
 from pathlib import Path
 
-from poseidon.errors import Aborted, Evicted, PeerLost
+from poseidon.errors import Aborted, Evicted, PeerLost, PoseidonTimeout, Unreachable
 from poseidon.options import failure_mark
 
-_OWN, _OF_ANOTHER, _EVICTED = "own", "of another", "evicted"
+_OWN, _OF_ANOTHER, _EVICTED, _NETWORK = "own", "of another", "evicted", "network"
 _MEMBER, _ENDED = ".member", ".ended"  # appended to the name of the file for failures
 _MOST_TEXT = 2000
 
@@ -30,11 +30,19 @@ def leave_mark(error: BaseException) -> None:
     """
     path = failure_mark()
     if path is not None:
-        kind = _EVICTED if _stems_from(error, Evicted) else _OF_ANOTHER if is_of_another(error) else _OWN
+        kind = _kind_of(error)
         text = f"{type(error).__name__}: {error}".removesuffix(": ")[:_MOST_TEXT]
         # Where it cannot be written the launcher goes by when the workers end.
         with contextlib.suppress(OSError), open(path, "x", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{time.monotonic_ns()} {kind}\n{text}")
+
+
+def _kind_of(error: BaseException) -> str:
+    if _stems_from(error, Evicted):
+        return _EVICTED
+    if is_of_another(error):
+        return _OF_ANOTHER
+    return _NETWORK if _stems_from(error, PoseidonTimeout, Unreachable) else _OWN
 
 
 def is_of_another(error: BaseException) -> bool:
@@ -77,6 +85,11 @@ def text_of(path: Path) -> str:
 def tells_of_eviction(path: Path) -> bool:
     """Whether the worker has failed because an operator has evicted its job."""
     return _read(path)[0].endswith(f" {_EVICTED}")
+
+
+def tells_of_network(path: Path) -> bool:
+    """Whether the worker has failed because it did not reach others, which may succeed the next time."""
+    return _read(path)[0].endswith((f" {_NETWORK}", f" {_OF_ANOTHER}"))
 
 
 def is_member(path: Path) -> bool:

@@ -18,6 +18,8 @@ POSEIDON = [sys.executable, "-m", "poseidon"]
 # Worker 1 leaves a file each time that it starts, so that it knows how often that was.
 PRELUDE = """
 import os, pathlib, signal, sys, time
+from poseidon.failure_marks import note_membership
+note_membership()
 rank, folder = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
 starts = len(list(folder.glob(f"start-{rank}-*"))) + 1
 (folder / f"start-{rank}-{starts}").touch()
@@ -56,6 +58,22 @@ while True:
         continue
     (folder / f"end-{rank}").write_text(f"{client.generation} {client.joining} {ones[0]}")
     break
+"""
+
+
+# Its error comes before any rank is a member of the job.
+WITHOUT_RECOVERY = """
+import torch
+import poseidon.torch as poseidon
+poseidon.init()
+poseidon.DistributedDataParallel(torch.nn.Linear(4, 2))(torch.ones(2, 4))
+"""
+UNREACHED = """
+from poseidon.errors import PoseidonTimeout
+from poseidon.failure_marks import leave_mark
+if starts == 1:
+    leave_mark(PoseidonTimeout("rank 0 did not come"))
+    sys.exit(1)
 """
 
 
@@ -134,6 +152,24 @@ def test_a_run_of_which_nobody_is_left_has_failed(run: Callable[..., Outcome]) -
     outcome = run("sys.exit(6 + rank)", 2, max_restarts=0, on_failure="shrink")
     assert outcome.exit_status in (6, 7)
     assert sorted(outcome.codes) == [6, 7]
+
+
+@pytest.mark.parametrize("on_failure", ["rejoin", "shrink"])
+@pytest.mark.parametrize("text", ["import no_such_module", WITHOUT_RECOVERY])
+def test_a_script_that_fails_before_the_job_begins_is_not_started_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], text: str, on_failure: str
+) -> None:
+    (path := tmp_path / "worker.py").write_text(PRELUDE.replace("note_membership()\n", "") + text)
+    outcome = run_workers([sys.executable, str(path), str(tmp_path)], 2, options={"on_failure": on_failure})
+    assert outcome.exit_status == 1
+    assert outcome.restart_counts == [0, 0]
+    assert "before any rank was a member of the job: it would fail again, so the run ends" in capfd.readouterr().err
+
+
+def test_a_worker_that_was_not_reached_is_started_again(tmp_path: Path) -> None:
+    (path := tmp_path / "worker.py").write_text(PRELUDE.replace("note_membership()\n", "") + UNREACHED)
+    outcome = run_workers([sys.executable, str(path), str(tmp_path)], 1, options={"on_failure": "rejoin"})
+    assert outcome == Outcome(codes=[0], restart_counts=[1])
 
 
 def test_nobody_is_started_again_once_one_has_finished(run: Callable[..., Outcome], tmp_path: Path) -> None:

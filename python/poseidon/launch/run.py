@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from poseidon.errors import InvalidArgument
-from poseidon.failure_marks import forget, is_member, mark_order, tells_of_end, tells_of_eviction
+from poseidon.failure_marks import forget, is_member, mark_order, tells_of_end, tells_of_eviction, tells_of_network
 from poseidon.launch.guard import Guard
 from poseidon.launch.outcome import Failure, Outcome, Recovery
 from poseidon.launch.signals import Signals
@@ -53,6 +53,7 @@ class Run:
         self._selector = selectors.DefaultSelector()
         self._outcome = Outcome(codes=[0] * len(commands), restart_counts=[0] * len(commands))
         self._outcome.rank_zero_has_terminal = on_line is None and os.isatty(_STANDARD_ERROR)
+        self._has_begun = False  # some rank has been a member of the job
         self._finished = False  # one of them, so that the job is over
         self._failures: list[tuple[Failure, int]] = []  # that end the run, and when each was seen
         self._ladder: list[tuple[float, int]] = []  # when to send which signal to those that still run
@@ -160,12 +161,17 @@ class Run:
         what = f"rank {rank} failed, {failure.how}"
         evicted = tells_of_eviction(self._mark_of(rank))
         ended = self._has_ended()
-        if not ended and not evicted and self._outcome.restart_counts[rank] < most:
+        hopeless = not ended and self._would_fail_again(failure)
+        if hopeless and most > 0:
+            self._terminal.tell(
+                f"{what}, before any rank was a member of the job: it would fail again, so the run ends"
+            )
+        if not ended and not hopeless and not evicted and self._outcome.restart_counts[rank] < most:
             self._outcome.restart_counts[rank] += 1
             self._terminal.tell(f"{what}; it is started again (restart {self._outcome.restart_counts[rank]} of {most})")
             forget(self._mark_of(rank))
             self._start(rank, failure)
-        elif self._recovery.spares_workers and (ended or self._running()):
+        elif self._recovery.spares_workers and not hopeless and (ended or self._running()):
             self._terminal.tell(
                 f"{what}; it is not started again, {'the run has ended' if ended else 'the others go on'}"
             )
@@ -176,6 +182,11 @@ class Run:
             now = time.monotonic()
             # The others normally notice the loss and end with an error of their own that says more.
             self._ladder = [(now + GRACE_SECONDS, signal.SIGTERM), (now + 2 * GRACE_SECONDS, signal.SIGKILL)]
+
+    def _would_fail_again(self, failure: Failure) -> bool:
+        """Whether it failed by its script's own doing before the job began, as by an import of a missing module."""
+        self._has_begun |= any(map(is_member, map(self._mark_of, self._ranks())))
+        return not self._has_begun and failure.code > 0 and not tells_of_network(self._mark_of(failure.rank))
 
     def _end_replacements_for_nobody(self) -> None:
         """Ends replacements that have not met the others before the run has ended: they would train alone, or wait."""
