@@ -51,3 +51,23 @@ def test_it_measures_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert f"latency_ms = {found['latency_ms']:g}" in path.read_text("utf-8")
     again = CliRunner().invoke(app, ["bench", "calibrate", "--out", str(path)])
     assert isinstance(again.exception, InvalidArgument) or "exists: name another file" in again.output
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "name", "measures"),
+    [
+        ("calibrate", "--out", "no/folder/c.toml", "exchange.calibrate.measured"),
+        ("exchange", "--plot", "no/folder/plot.svg", "exchange.cli._run_with_progress"),
+        ("train", "--plot", "no/folder/plot.svg", "training.cli._run_with_progress"),
+        ("suite", "--out", "file/suite", "suite.cli.measure"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_told_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, option: str, name: str, measures: str
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(f"poseidon.bench.{measures}", lambda *_: pytest.fail("it has measured"))
+    model = ["--model", "VGG19"] if option == "--plot" else []
+    done = CliRunner().invoke(app, ["bench", command, *model, option, str(tmp_path / name)])
+    assert isinstance(done.exception, InvalidArgument), done.output
+    assert str(done.exception).startswith(f"{option} {tmp_path / name} cannot be written: ")

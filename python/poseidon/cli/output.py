@@ -43,6 +43,15 @@ def written(option: str, path: Path) -> Iterator[None]:
         raise InvalidArgument(f"{option} {path} cannot be written: {error.strerror}") from None
 
 
+def check_writable(option: str, path: Path) -> None:
+    """Raises InvalidArgument if the file that an option names cannot be written. Call it before what takes long."""
+    is_new = not path.exists()
+    with written(option, path):
+        path.open("a").close()
+        if is_new:
+            path.unlink()
+
+
 def make_console() -> Console:
     """The terminal. A pipe or file gets lines wide enough for every table, unless COLUMNS says how wide."""
     console = Console()

@@ -13,7 +13,7 @@ from poseidon import _core
 from poseidon.bench.exchange.methods import parse_methods, parse_placement, parse_workload
 from poseidon.bench.exchange.results import ExchangeConfig
 from poseidon.bench.exchange.run import run_exchange
-from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
+from poseidon.cli.output import JsonFlag, check_writable, print_json, print_line, print_table, written
 from poseidon.errors import InvalidArgument
 from poseidon.planner import ClusterSpec
 
@@ -96,9 +96,12 @@ def calibrate(
     """
     if out is not None and out.exists():
         raise InvalidArgument(f"{out} exists: name another file, or remove it")
+    if out is not None:
+        check_writable("--out", out)
     found = measured(workers)
     if out is not None:
-        out.write_text(found.toml(), "utf-8")
+        with written("--out", out):
+            out.write_text(found.toml(), "utf-8")
     if as_json:
         print_json(found.settings())
         return

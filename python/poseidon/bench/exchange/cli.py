@@ -27,7 +27,7 @@ from poseidon.bench.exchange.run import run_exchange
 from poseidon.bench.network_options import network_words
 from poseidon.bench.progress import round_progress
 from poseidon.cli.network import RENO, CongestionOption, QueueOption
-from poseidon.cli.output import JsonFlag, print_results
+from poseidon.cli.output import JsonFlag, check_writable, print_results, written
 from poseidon.models import MODELS
 from poseidon.testbed import MOST_PORTS, parse_rate
 
@@ -153,9 +153,12 @@ def exchange(
             [parse_placement(name) for name in placement or ["cs"]],
         )
     ]
+    if plot is not None:
+        check_writable("--plot", plot)
     results = [_run_with_progress(config) for config in configs]
     if plot is not None:
-        plot.write_text(exchange_plot(results), encoding="utf-8")
+        with written("--plot", plot):
+            plot.write_text(exchange_plot(results), encoding="utf-8")
     print_results(results, as_json, _rendered)
 
 

@@ -11,7 +11,7 @@ import typer
 from poseidon.bench.suite.cells import append, load, measure, missing
 from poseidon.bench.suite.grid import HOSTS, METHODS, MODELS, RATES, groups, methods_of
 from poseidon.bench.suite.page import markdown, rows_of, write_page
-from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
+from poseidon.cli.output import JsonFlag, print_json, print_line, print_table, written
 
 EPILOG = "Example: poseidon bench suite --models VGG19,GPT-2 --rates 10 --hosts 4 --list"
 _PAGE = "suite.html"
@@ -48,6 +48,8 @@ def suite(
         minutes = sum(group.seconds(compared) for group in left) / 60
         print_line(f"{len(left)} groups of {len(compared)} methods are left, about {minutes:.0f} minutes.")
         return
+    with written("--out", out):  # before hours of measuring
+        out.mkdir(parents=True, exist_ok=True)
     for number, group in enumerate(left, 1):
         print_line(f"{number} of {len(left)}: {group}, about {group.seconds(compared):.0f} s")
         append(out, measure(group, compared))

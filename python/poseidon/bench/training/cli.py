@@ -23,7 +23,7 @@ from poseidon.cli.network import (
     SwitchesOption,
     network_arguments,
 )
-from poseidon.cli.output import JsonFlag, print_results
+from poseidon.cli.output import JsonFlag, check_writable, print_results, written
 from poseidon.errors import InvalidArgument
 from poseidon.models import DEVICES, MODELS, model_table
 
@@ -201,9 +201,12 @@ def train(
         for table in tables
         for rate in (link or _LOOPBACK)
     ]
+    if plot is not None:
+        check_writable("--plot", plot)
     results = [_run_with_progress(config) for config in configs]
     if plot is not None:
-        plot.write_text(efficiency_plot(results), encoding="utf-8")
+        with written("--plot", plot):
+            plot.write_text(efficiency_plot(results), encoding="utf-8")
     print_results(results, as_json, lambda result: [_training_table(result), *([_steps_table(result)] if cold else [])])
 
 
