@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
+import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,7 @@ import pytest
 
 from poseidon import report
 from poseidon.report import Epoch, LayerRow, RankRecord, Report, Span
+from poseidon.report.charts import bars_chart
 from poseidon.report.data import merge_layers, typical_step
 from poseidon.report.svg import (
     CHARACTER_WIDTH,
@@ -178,6 +182,30 @@ def test_pictures_stay_inside_their_frame() -> None:
             left = float(text.attrib["x"]) - anchor * length
             assert left >= -2
             assert left + length <= width + 2
+
+
+def test_the_labels_of_bars_are_whole_where_there_is_room() -> None:
+    words = "bf16 with a DistributedOptimizer"
+    picture = bars_chart([("as described", 3.0, "3"), (words, 4.0, "4 × one host")], 952, "What would help")
+    assert f">{words}</text>" in picture.render("wide")
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.parametrize(("width", "printed"), [(1200, False), (718, True)])  # the second one as A4 has
+def test_the_table_of_layers_fits_a_window_and_a_sheet(tmp_path: Path, width: int, printed: bool) -> None:
+    whole = whole_report()
+    row = LayerRow(
+        "features.denseblock4.denselayer16.conv2.weight", (512, 576, 3, 3), 32, "sfb", 4e8, 2e9, 0.5, 1.2, 1.3
+    )
+    row = replace(row, reason="dense: rank 4 costs more bytes than the factors would save at 8 workers")
+    page = report.html(replace(whole, ranks=[replace(rank, layers=[row]) for rank in whole.ranks]))
+    if printed:
+        page = page.replace("@media print", "@media all")
+    size = "<script>document.title = [...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)"
+    (path := tmp_path / "page.html").write_text(page + size + "</script>", encoding="utf-8")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},2000", "--dump-dom"]
+    done = subprocess.run([*command, path.as_uri()], capture_output=True, text=True, timeout=60, check=True)
+    assert "<title>0</title>" in done.stdout, re.findall("<title>.*</title>", done.stdout)
 
 
 def test_hidden_share_counts_only_overlap_with_the_models_passes() -> None:

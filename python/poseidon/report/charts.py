@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Collection, Sequence
 
 from poseidon.report.data import Epoch, LayerRow, RankRecord, Span, typical_step
-from poseidon.report.svg import Canvas, Scale, bytes_text, number_text, short_names, ticks
+from poseidon.report.svg import CHARACTER_WIDTH, Canvas, Scale, bytes_text, number_text, short_names, ticks
 from poseidon.schemes import SCHEMES
 
 LINE_POINTS = 160  # a curve is thinned to so many means
@@ -15,6 +15,7 @@ NARROW = 500  # below this width a row's label stands above its bar
 TOP, BOTTOM, LEFT, RIGHT = 14, 40, 46, 14  # margins of the two curves
 ROW, TALL_ROW, BAR = 26, 38, 12
 LABEL_WIDTH = 190
+MOST_LABEL_WIDTH = 0.4  # of a picture's width, for words that are longer
 _TIME_AXIS = 40  # the height of what is below the rows
 
 
@@ -106,7 +107,9 @@ def bars_chart(
     The rows of the names in `grey` are those beside which the others are shown.
     """
     narrow = width < NARROW
-    row_height, left = (TALL_ROW, 0.0) if narrow else (ROW, float(LABEL_WIDTH))
+    longest = max(len(name) for name, _, _ in rows) * CHARACTER_WIDTH + 10 + CHARACTER_WIDTH
+    wide = max(float(LABEL_WIDTH), min(longest, MOST_LABEL_WIDTH * width))
+    row_height, left = (TALL_ROW, 0.0) if narrow else (ROW, wide)
     value_width = 148.0
     canvas = Canvas(width, row_height * len(rows) + 8, label)
     across = Scale(0, max([most, *(value for _, value, _ in rows)]), left, width - (2 if narrow else value_width))

@@ -160,7 +160,7 @@ def _timeline(report: Report) -> str:
 
 
 def _table(layers: list[LayerRow]) -> str:
-    heads = ("Layer", "Shape", "Factors", "Scheme", "Sent", "Dense", "Share", "Hidden", "Predicted", "Measured", "Why")
+    heads = ("Layer", "Shape", "Factors", "Scheme", "Sent", "Dense", "Share", "Hidden", "Predicted", "Measured")
     rows = "".join(_table_row(row) for row in layers)
     sent, dense = totals(layers)
     total = ("All", "", "", "", bytes_text(sent), bytes_text(dense), percent_text(sent / dense if dense else None))
@@ -168,8 +168,9 @@ def _table(layers: list[LayerRow]) -> str:
         "<section><h2>Layers</h2><p>In the order in which backward finishes them. Bytes are those of one step; "
         "“hidden” is the share of a layer’s synchronization during which the model still computed. Predicted and "
         "measured are the time of a layer’s synchronization from when its gradient exists.</p>"
-        f'<div class="scroll"><table><thead><tr>{cells(heads, "th")}</tr></thead>'
-        f"<tbody>{rows}</tbody><tfoot><tr>{cells((*total, '', '', '', ''), 'td')}</tr></tfoot></table></div></section>"
+        f'<div class="scroll"><table class="layers"><thead><tr>{cells(heads, "th")}<th class="why">Why</th></tr>'
+        f"</thead><tbody>{rows}</tbody><tfoot><tr>{cells((*total, '', '', '', ''), 'td')}</tr></tfoot></table></div>"
+        "</section>"
     )
 
 
@@ -181,8 +182,8 @@ def _table_row(row: LayerRow) -> str:
         f'<tr><td class="name">{escape(row.name)}</td>'
         + cells((row.shape_text, str(row.factor_count) if row.factor_count else "–"), "td")
         + f'<td><i class="{scheme_style(row.scheme)}"></i>{escape(row.scheme)}</td>'
-        + cells((*texts, *times, row.reason), "td")
-        + "</tr>"
+        + cells((*texts, *times), "td")
+        + f'<td class="why">{escape(row.reason)}</td></tr>'
     )
 
 
