@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -14,10 +15,11 @@ import pytest
 pytest.importorskip("poseidon._core")
 
 from poseidon.adapter.plan_table import PlanRow
-from poseidon.adapter.run_record import RunRecord, load_run
+from poseidon.adapter.run_record import RunRecord, RunRecorder, load_run
 from poseidon.adapter.stats import LayerSynchronization, StepRecord
 from poseidon.errors import InvalidArgument
 from poseidon.models import model_table
+from poseidon.options import resolve
 from poseidon.planner import Change, ClusterSpec, Exchange, Planner, Prediction, read_run, what_if, write_what_if
 from poseidon.planner.critical_path import critical_path, path_words, shares
 from poseidon.report import report_of_run, trace_events
@@ -228,10 +230,29 @@ def test_folders_that_are_no_run_are_told(tmp_path: Path) -> None:
     save([replace(records[2], first_step=55)], tmp_path)
     with pytest.raises(InvalidArgument, match="different steps"):
         load_run(tmp_path)
-    for text in ("{}", "[1]", "not JSON", json.dumps({**asdict(records[2]), "version": 9})):
-        (tmp_path / "rank-2.json").write_text(text)
-        with pytest.raises(InvalidArgument, match=r"rank-2\.json is"):
+    for data, words in (
+        (b"{}", "no record of a run, or a part of one: it lacks 'version'; copy it again"),
+        (b"[1]", "no record of a run, or a part of one: its values have another form"),
+        (b'{"version"\n: 1, ', "no record of a run, or a part of one: it is not JSON from line 2, column"),
+        (b"\xff", "no record of a run, or a part of one: it is not text"),
+        (json.dumps({**asdict(records[2]), "version": 9}).encode(), "of another version"),
+    ):
+        (tmp_path / "rank-2.json").write_bytes(data)
+        with pytest.raises(InvalidArgument, match=rf"rank-2\.json is {words}"):
             load_run(tmp_path)
+
+
+def test_a_full_disk_leaves_no_part_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(path: Path, text: str, encoding: str) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fill)
+    record = recorded(Planner(model_table("AlexNet"), LAPTOP, Exchange()).predict(), 2)[1]
+    recorder = RunRecorder(resolve(record=str(tmp_path)), "torch")
+    with pytest.warns(UserWarning, match="No space left .* lacks rank 1: make room there, or name another folder"):
+        recorder.write(record)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_clocks_of_machines_are_brought_together() -> None:

@@ -5,6 +5,7 @@ Every worker writes rank-R.json into the folder. `poseidon report` and `poseidon
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -125,7 +126,13 @@ class RunRecorder:
             scratch.write_text(json.dumps(asdict(record)), encoding="utf-8")
             scratch.replace(path)
         except OSError as error:
-            warnings.warn(f"record={self._folder}: this worker's steps cannot be written: {error}", stacklevel=2)
+            with contextlib.suppress(OSError):
+                scratch.unlink()
+            warnings.warn(
+                f"record={self._folder}: this worker's steps cannot be written: {error}; training goes on, but "
+                f"`poseidon report` lacks rank {record.rank}: make room there, or name another folder with --record",
+                stacklevel=2,
+            )
 
     def made(
         self,
@@ -201,7 +208,19 @@ def _read(path: Path) -> RunRecord:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, InvalidArgument):
             raise
-        raise InvalidArgument(f"{path} is no record of a run: {error!r}") from None
+        raise InvalidArgument(
+            f"{path} is no record of a run, or a part of one: {_fault(error)}; copy it again from its worker's "
+            "machine, or record the run again"
+        ) from None
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with a record, in words."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"it is not JSON from line {error.lineno}, column {error.colno} on"
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not text"
+    return f"it lacks {error}" if isinstance(error, KeyError) else "its values have another form"
 
 
 def _step(values: dict[str, Any]) -> StepRecord:
