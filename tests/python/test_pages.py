@@ -133,3 +133,17 @@ def test_pages_that_promise_equal_bits_of_two_runs_name_the_switch() -> None:
         text = page.read_text(encoding="utf-8")
         if re.search(r"\b(repeatable|two runs (?:have|give))\b", text, re.IGNORECASE) and page.name != "reliability.md":
             assert re.search(r"revise|choice\.md#the-same-bits-again", text), page.name
+
+
+def test_several_machines_quotes_the_error_of_a_rendezvous_that_is_not_there() -> None:
+    with socket.socket() as taken:  # it does not listen
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(poseidon.PoseidonError) as raised:
+            poseidon.connect(rank=1, world_size=2, master_addr="127.0.0.1", master_port=port, timeout=1)
+    text = str(raised.value).replace(f"127.0.0.1:{port}", "node0:29500")
+    page = (ROOT / "docs" / "several-machines.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^- \*\*`([^`]+node0:29500)`", page, re.MULTILINE)
+    assert len(quoted) == 1
+    assert text.startswith(quoted[0])
+    assert "flight record" not in text, "the page says so"
