@@ -61,7 +61,7 @@ Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint
     addresses.push_back(host_and_port(hosts[core % hosts.size()], static_cast<unsigned int>(own_port)));
   }
   if (Status status = server->listen(make_server_transport(options, admission.value()), addresses); !status.ok()) {
-    if (port == 0 || server->core_count() == 1) return status;
+    if (status.code() != ErrorCode::unreachable || port == 0 || server->core_count() == 1) return status;
     return Status(status.code(), status.message() + "; a server of " + std::to_string(server->core_count()) +
                                      " cores takes all ports from " + std::to_string(port) + " to " +
                                      std::to_string(port + server->core_count() - 1));

@@ -304,9 +304,10 @@ def exchanged_anyway(port: int, addresses: list[str]) -> bytes:
 
 
 def test_a_wrong_directory_is_one_line() -> None:
-    line = [sys.executable, "-m", "poseidon", "server", "--checkpoint-dir", "/proc/none"]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    line = [sys.executable, "-m", "poseidon", "server", "--port", "7300", "--server-cores", "2", "--checkpoint-dir"]
+    done = subprocess.run([*line, "/proc/none"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("poseidon: checkpoint_dir: cannot write to /proc/none")
+    assert done.stderr.endswith("; choose a folder in which this process may write\n"), "ports have no part in it"
     with pytest.raises(PoseidonError, match="checkpoint_dir"):
         poseidon.connect(rank=0, world_size=1, checkpoint_dir="/proc/none")
