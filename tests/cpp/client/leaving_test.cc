@@ -94,15 +94,14 @@ TEST(StorePort, IsNotWhatARankThatBeginsAnewEarlyMeetsTheOldJobAt) {
   TestCluster first(all);
   ASSERT_TRUE(first.connected());
   first.clients[1]->shutdown();
-  std::thread early([&] {
-    const auto client = Client::connect(all[1], nullptr, always);
-    EXPECT_TRUE(client.ok()) << client.status().message();
-  });
+  Result<std::unique_ptr<Client>> rank1 = Status(ErrorCode::timeout, "not yet");  // stays until rank 0 is connected
+  std::thread early([&] { rank1 = Client::connect(all[1], nullptr, always); });
   std::this_thread::sleep_for(milliseconds(200));
   first.clients[0]->shutdown();
   const auto client = Client::connect(all[0], nullptr, always);
   EXPECT_TRUE(client.ok()) << client.status().message();
   early.join();
+  EXPECT_TRUE(rank1.ok()) << rank1.status().message();
 }
 
 TEST(UnidentifiedConnections, ThatComeToALinkedClientAndSayNothingAreClosed) {
