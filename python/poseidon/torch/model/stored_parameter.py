@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -141,6 +141,17 @@ class StoredParameter:
             return False
         # NumPy and `.data` write without raising the version.
         return grad._version != self._shown_version or not _is_same(grad, self._sampled)
+
+
+def hold_other_values(every: Iterable[StoredParameter]) -> bool:
+    """Whether some of these hold other values than they have received, by one comparison on each device."""
+    values: dict[torch.device, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for stored in every:
+        if stored._values is not None:
+            now, then = values.setdefault(stored._values.device, ([], []))
+            now.append(_few_values(stored._param).to(stored._values.device))
+            then.append(stored._values)
+    return any(not torch.equal(torch.cat(now), torch.cat(then)) for now, then in values.values())
 
 
 def _few_values(param: torch.Tensor) -> torch.Tensor:

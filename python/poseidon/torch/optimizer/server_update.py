@@ -19,7 +19,7 @@ from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.restore import restore
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.rereads import Rereads
-from poseidon.torch.model.stored_parameter import StoredParameter
+from poseidon.torch.model.stored_parameter import StoredParameter, hold_other_values
 from poseidon.torch.optimizer.members import GroupMembers
 from poseidon.torch.optimizer.rules import Algorithm
 from poseidon.torch.optimizer.succession import Tenure
@@ -118,6 +118,7 @@ class ServerUpdate:
         self._check_unchanged()
 
     def _check_unchanged(self, looks_at_values: bool = False) -> None:
+        looks_at_values = looks_at_values and hold_other_values(map(_stored, self.entries))
         changed = [entry for entry in self.entries if _stored(entry).changed_here(looks_at_values)]
         if not changed:
             return
