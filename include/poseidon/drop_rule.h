@@ -7,7 +7,8 @@
 
 namespace poseidon {
 
-/// Ends the steps of one chunk at simulated times, in ns. Not thread-safe.
+/// Ends the steps of one chunk at simulated times, in ns. Not thread-safe (Arrivals checks it, in builds with
+/// checks).
 class DropRule {
  public:
   /// `factor` is the option straggler_factor.

@@ -12,8 +12,8 @@
 
 namespace poseidon {
 
-/// A key may be set again; the last value counts. One thread at a time may call it. Under torchrun the agent's store
-/// implements it; otherwise rank 0 serves a TcpStore.
+/// A key may be set again; the last value counts. One thread at a time may call it (TcpStore checks it, in builds
+/// with checks). Under torchrun the agent's store implements it; otherwise rank 0 serves a TcpStore.
 class Store {
  public:
   virtual ~Store() = default;

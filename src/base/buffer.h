@@ -5,6 +5,8 @@
 #include <memory>
 #include <span>
 
+#include "base/invariant.h"
+
 namespace poseidon {
 
 /// Move-only. 64-byte alignment: a cache line, and what JAX needs to take memory without a copy.
@@ -21,7 +23,10 @@ class Buffer {
   /// The largest size to which it can be resized.
   std::size_t capacity_bytes() const { return capacity_bytes_; }
   /// Sets the size, up to the capacity. The memory stays where it is.
-  void resize(std::size_t size_bytes) { size_ = size_bytes; }
+  void resize(std::size_t size_bytes) {
+    invariant(size_bytes <= capacity_bytes_, "a buffer is resized within its capacity");
+    size_ = size_bytes;
+  }
   std::span<std::byte> span() { return {data_.get(), size_}; }
   std::span<const std::byte> span() const { return {data_.get(), size_}; }
   explicit operator bool() const { return data_ != nullptr; }

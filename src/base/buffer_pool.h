@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/invariant.h"
 #include "base/memory_budget.h"
+#include "base/one_thread.h"
 
 namespace poseidon {
 
@@ -38,6 +40,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
   /// Takes a buffer and charges it, even above the budget's limit. For sizes that have been checked before.
   Buffer take(std::size_t size_bytes) {
+    one_thread_.check();
     if (Buffer buffer = take_free(size_bytes)) return buffer;
     Buffer buffer(size_bytes);
     charge(size_bytes);
@@ -46,6 +49,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
   /// Takes a buffer, or an empty one if the budget or the machine has no room. For sizes that a peer asks for.
   Buffer try_take(std::size_t size_bytes) {
+    one_thread_.check();
     if (Buffer buffer = take_free(size_bytes)) return buffer;
     if (!try_charge(size_bytes)) return {};
     Buffer buffer = Buffer::try_make(size_bytes);
@@ -54,8 +58,10 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   }
 
   void give_back(Buffer buffer) {
+    one_thread_.check();
     if (!buffer) return;
     const std::size_t capacity_bytes = buffer.capacity_bytes();
+    invariant(capacity_bytes <= used_bytes_, "a buffer goes back once, to the pool from which it was taken");
     used_bytes_ -= capacity_bytes;
     free_bytes_ += capacity_bytes;
     FreeBuffers& same = free_[capacity_bytes];
@@ -69,15 +75,20 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
   /// The same, for a buffer that was taken before.
   std::shared_ptr<Buffer> share(Buffer buffer) {
+    one_thread_.check();
     auto lease = std::make_shared<Lease>(shared_from_this(), std::move(buffer));
     return {lease, &lease->buffer};
   }
 
   const MemoryBudget& budget() const { return *budget_; }
   /// Bytes of the free buffers.
-  std::size_t free_bytes() const { return free_bytes_; }
+  std::size_t free_bytes() const {
+    one_thread_.check();
+    return free_bytes_;
+  }
   /// Whether the budget has room for that much more. Frees the free buffers if it has not.
   bool has_room(std::size_t size_bytes) {
+    one_thread_.check();
     if (!fits(size_bytes)) {
       drop_free();
       if (!fits(size_bytes)) return false;
@@ -87,10 +98,12 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   }
   /// The same, without freeing anything.
   bool could_hold(std::size_t size_bytes) const {
+    one_thread_.check();
     return budget_->has_room(size_bytes - std::min(size_bytes, charged_bytes_ - used_bytes_));
   }
   /// Charges memory that the pool's owner holds elsewhere. False, and nothing is charged, if there is no room.
   bool try_charge(std::size_t size_bytes) {
+    one_thread_.check();
     if (!try_cover(size_bytes)) {
       drop_free();
       if (!try_cover(size_bytes)) return false;
@@ -99,12 +112,15 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
     return true;
   }
   void charge(std::size_t size_bytes) {
+    one_thread_.check();
     const std::size_t missing_bytes = missing_for(size_bytes);
     budget_->charge(missing_bytes);
     charged_bytes_ += missing_bytes;
     use(size_bytes);
   }
   void release(std::size_t size_bytes) {
+    one_thread_.check();
+    invariant(size_bytes <= used_bytes_, "a pool releases no more than it has charged");
     used_bytes_ -= size_bytes;
     trim();
   }
@@ -112,6 +128,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   /// Notes that this much of what is taken stays until `end_keep`. Charges at once the memory that everything else has
   /// ever needed at once. False, and nothing is charged, if the budget has no room for that.
   bool try_keep(std::size_t size_bytes) {
+    one_thread_.check();
     const std::size_t bytes = most_needed_bytes_ + kept_bytes_ + size_bytes;
     if (bytes > charged_bytes_) {
       if (!budget_->try_charge(bytes - charged_bytes_)) return false;
@@ -122,6 +139,8 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   }
   /// Notes that kept memory is no longer in use.
   void end_keep(std::size_t size_bytes) {
+    one_thread_.check();
+    invariant(size_bytes <= kept_bytes_, "a pool ends the keeping of no more than it keeps");
     kept_bytes_ -= size_bytes;
     trim();
   }
@@ -185,6 +204,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   std::size_t most_used_bytes_ = 0;          // the most that was used at once
   std::map<std::size_t, FreeBuffers> free_;  // by capacity
   std::uint64_t uses_ = 0;
+  [[no_unique_address]] OneThread one_thread_{"BufferPool"};
 };
 
 }  // namespace poseidon

@@ -17,6 +17,7 @@
 
 #include "base/file_descriptor.h"
 #include "base/host.h"
+#include "base/invariant.h"
 #include "base/version.h"
 
 namespace poseidon {
@@ -149,6 +150,8 @@ Status write_flight_record(const std::string& path, const std::string& text) {
 }
 
 void FlightRecordWriter::start(std::string path, std::function<std::string()> make_text) {
+  const OneThread::Turn turn(one_thread_);
+  invariant(!thread_.joinable(), "a flight record is written once");
   std::promise<void> made;
   std::promise<void> written;
   made_ = made.get_future();
@@ -165,6 +168,7 @@ void FlightRecordWriter::start(std::string path, std::function<std::string()> ma
 }
 
 void FlightRecordWriter::wait() {
+  const OneThread::Turn turn(one_thread_);
   if (!thread_.joinable()) return;
   made_.wait();
   if (written_.wait_for(kDiskPatience) == std::future_status::ready)

@@ -12,6 +12,7 @@
 
 #include "base/flight_recorder.h"
 #include "base/json_writer.h"
+#include "base/one_thread.h"
 #include "poseidon/status.h"
 
 namespace poseidon {
@@ -64,7 +65,8 @@ inline constexpr std::size_t kKeptRecords = 8;
 inline constexpr auto kOthersRecordsStay = std::chrono::hours(7 * 24);
 Status write_flight_record(const std::string& path, const std::string& text);
 
-/// Writes a record on a separate thread. Only the owner's thread calls it.
+/// Writes a record on a separate thread. One thread at a time calls it: the one on which the job fails, and later the
+/// one that destroys this.
 class FlightRecordWriter {
  public:
   FlightRecordWriter() = default;
@@ -82,6 +84,7 @@ class FlightRecordWriter {
   std::thread thread_;
   std::future<void> made_;
   std::future<void> written_;
+  [[no_unique_address]] OneThread one_thread_{"FlightRecordWriter"};
 };
 
 }  // namespace poseidon

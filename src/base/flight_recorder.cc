@@ -30,6 +30,7 @@ std::string_view flight_party_name(FlightEvent::Party party) {
 }
 
 FlightEvents FlightRecorder::events() const {
+  one_thread_.check();
   const std::uint64_t kept = std::min<std::uint64_t>(count_, kEventCount);
   FlightEvents copy;
   copy.forgotten_count = count_ - kept;

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/json_writer.h"
+#include "base/one_thread.h"
 
 namespace poseidon {
 
@@ -62,6 +63,7 @@ class FlightRecorder {
 
   /// Adds an event. A `time_ns` of 0 means now.
   void note(FlightEvent event) {
+    one_thread_.check();
     if (event.time_ns == 0) event.time_ns = now_ns();
     ring_[static_cast<std::size_t>(count_++ % kEventCount)] = event;
   }
@@ -71,6 +73,7 @@ class FlightRecorder {
  private:
   std::vector<FlightEvent> ring_;
   std::uint64_t count_ = 0;
+  [[no_unique_address]] OneThread one_thread_{"FlightRecorder"};
 };
 
 /// Writes an object with the keys "loop", "forgotten", "columns" and "events". Times are in µs relative to `now_ns`.

@@ -7,6 +7,8 @@
 #include <memory>
 #include <utility>
 
+#include "base/invariant.h"
+
 namespace poseidon {
 
 /// Thread-safe. Everything that is charged must be released.
@@ -45,7 +47,8 @@ class MemoryBudget {
     if (whole_) whole_->charge(size_bytes);
   }
   void release(std::size_t size_bytes) {
-    used_bytes_.fetch_sub(size_bytes, std::memory_order_relaxed);
+    const std::size_t before = used_bytes_.fetch_sub(size_bytes, std::memory_order_relaxed);
+    invariant(size_bytes <= before, "a budget releases no more than was charged to it");
     if (whole_) whole_->release(size_bytes);
   }
 

@@ -70,6 +70,7 @@ void Sha256::compress(std::span<const std::byte, kBlockBytes> block) {
 }
 
 void Sha256::update(std::span<const std::byte> bytes) {
+  one_thread_.check();
   std::size_t buffered = total_bytes_ % kBlockBytes;
   total_bytes_ += bytes.size();
   while (!bytes.empty()) {
@@ -89,6 +90,7 @@ void Sha256::update(std::span<const std::byte> bytes) {
 }
 
 Digest Sha256::finish() {
+  one_thread_.check();
   // The padding is a 1 bit, zeros up to the block's last 8 bytes, and there the length in bits.
   std::array<std::byte, kBlockBytes> padding{std::byte{0x80}};
   std::array<std::byte, 8> length{};

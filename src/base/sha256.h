@@ -8,6 +8,8 @@
 #include <span>
 #include <string_view>
 
+#include "base/one_thread.h"
+
 namespace poseidon {
 
 inline constexpr std::size_t kDigestBytes = 32;
@@ -28,6 +30,7 @@ class Sha256 {
                                       0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
   std::array<std::byte, kBlockBytes> block_{};  // the bytes since the last whole block
   std::uint64_t total_bytes_ = 0;
+  [[no_unique_address]] OneThread one_thread_{"Sha256"};
 };
 
 Digest sha256(std::span<const std::byte> bytes);

@@ -47,6 +47,7 @@ class ClientImpl final : public Client, private Receiver {
   /// See FailureReport::set_server. Any thread but the loops' may call it. What the function uses must live until
   /// shutdown() has returned.
   void set_server_report(FailureReport::WriteServer write_server) {
+    loop_->check_other_thread();
     loop_->call([&] { report_.set_server(std::move(write_server)); });
   }
   /// Ends the client with `status`, because the worker has failed before it could link. Returns `status` with the path

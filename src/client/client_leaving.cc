@@ -36,6 +36,7 @@ ClientImpl::Departure ClientImpl::departure_of(const LinkState& link) const {
 /// The other end starts nothing any more. What a peer has contributed to has come before its goodbye. A server tells
 /// its workers itself what lacks the contribution of a rank that leaves.
 void ClientImpl::said_goodbye(LinkState& link) {
+  loop_->check_thread();
   link.left = true;
   if (link.kind != LinkKind::peer || !link.known() || !connections_.is_last(link)) return;
   leavers_.push_back(departure_of(link));
@@ -80,11 +81,13 @@ bool ClientImpl::needs(const LinkState& link) const {
 }
 
 void ClientImpl::stop_in_order() {
+  loop_->check_thread();
   stop({ErrorCode::shut_down, "the client has been shut down; connect again before further calls"},
        wire::Goodbye::make(), std::make_shared<const std::string>(), {});
 }
 
 void ClientImpl::shutdown(const std::function<bool()>& keep_waiting, bool serves_on) {
+  loop_->check_other_thread();
   if (std::exchange(shut_down_, true)) return;
   const bool had_failed = steps_.failed();
   finish_contributions(keep_waiting);

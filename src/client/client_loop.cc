@@ -21,6 +21,7 @@ bool only_shows_life(const wire::Header& header) {
 
 /// Connects to the plan's servers. In large jobs that happens when a plan first needs them.
 void ClientImpl::connect_servers(const Plan& plan) {
+  loop_->check_thread();
   if (closing_ || leaving_) return;
   if (departure_) return fail(departure_->status, departure_->cause);  // the one that has left may be among them
   connections_.connect_servers(plan);
@@ -28,6 +29,7 @@ void ClientImpl::connect_servers(const Plan& plan) {
 }
 
 void ClientImpl::add_units(const std::shared_ptr<const Plan>& plan, bool transient) {
+  loop_->check_thread();
   for (UnitState* unit : steps_.add(plan, transient, connections_.links())) {
     const std::uint32_t id = unit->syncer.unit().id;
     units_by_id_[id] = unit;
@@ -38,6 +40,7 @@ void ClientImpl::add_units(const std::shared_ptr<const Plan>& plan, bool transie
 }
 
 void ClientImpl::begin(UnitState& unit, Operation&& operation) {
+  loop_->check_thread();
   if (closing_) return steps_.release(unit);  // the client has failed or shut down since the start was accepted
   if (leaving_) return;                       // it ends when the client does
   // A tensor without elements has no chunks and needs no other process, so others may have left before it.
@@ -56,6 +59,7 @@ void ClientImpl::begin(UnitState& unit, Operation&& operation) {
 }
 
 void ClientImpl::run(UnitState& unit, Operation&& operation) {
+  loop_->check_thread();
   const Status status = guard_memory(
       [&] {
         unit.syncer.start(std::move(operation));
@@ -76,6 +80,7 @@ bool ClientImpl::needs_peers(const UnitState& unit, const Operation& operation) 
 /// A process has greeted. What has waited for peers goes on, even if this rank leaves: its program contributed it
 /// before.
 void ClientImpl::greeted() {
+  loop_->check_thread();
   if (connections_.all_greeted()) steps_.set_linked(connections_.core_counts());
   if (waiting_for_peers_.empty() || !connections_.all_peers_greeted()) return;
   for (auto& [unit, operation] : std::exchange(waiting_for_peers_, {}))
@@ -83,6 +88,7 @@ void ClientImpl::greeted() {
 }
 
 void ClientImpl::finished(UnitState& unit) {
+  loop_->check_thread();
   const Exchange& exchange = unit.syncer.exchange();
   const Status& status = exchange.progress.status;
   if (status.ok()) unit.gather_members();
@@ -95,6 +101,7 @@ void ClientImpl::finished(UnitState& unit) {
 }
 
 Result<std::span<std::byte>> ClientImpl::accept(Flow& flow, const wire::Header& header, bool lent) {
+  loop_->check_thread();
   LinkState& link = flow.context<LinkState>();
   note_arrival(link, header);
   if (!lent && header.payload_bytes > 0) {
@@ -135,6 +142,7 @@ Result<std::span<std::byte>> ClientImpl::place_for(LinkState& link, const wire::
 }
 
 void ClientImpl::on_progress(Flow& flow, const wire::Header&, std::size_t received_bytes) {
+  loop_->check_thread();
   LinkState& link = flow.context<LinkState>();
   connections_.heard(link);
   note_part(link, received_bytes - std::exchange(link.received_bytes, received_bytes));
@@ -148,6 +156,7 @@ Status ClientImpl::reject(const LinkState& link, const Status& status) {
 
 Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                               std::function<void()> release) {
+  loop_->check_thread();
   LinkState& link = flow.context<LinkState>();
   note_arrival(link, header);
   if (std::exchange(link.in_payload, false)) {
@@ -204,6 +213,7 @@ bool ClientImpl::belongs(const LinkState& link, const Chunk& chunk) const {
 }
 
 void ClientImpl::on_closed(Flow& flow, const Status& status) {
+  loop_->check_thread();
   const auto node = connections_.remove(flow);
   const LinkState& link = node.mapped();
   if (link.in_payload) note_payload(link, false);
@@ -226,6 +236,7 @@ void ClientImpl::on_closed(Flow& flow, const Status& status) {
 }
 
 void ClientImpl::fail_silent(std::chrono::milliseconds patience) {
+  loop_->check_thread();
   fail({ErrorCode::timeout, connections_.here() + " heard nothing for " + std::to_string(patience.count()) +
                                 " ms while " + report_.describe_waiting() + connections_.last_heard() +
                                 standstill_.others(now_ns()) +
@@ -234,6 +245,7 @@ void ClientImpl::fail_silent(std::chrono::milliseconds patience) {
 }
 
 void ClientImpl::fail(const Status& status, const FailureCause& cause) {
+  loop_->check_thread();
   if (closing_) return;
   if (leaving_) return stop_in_order();  // this rank has all that its program has waited for
   FlightEvent event;
@@ -253,6 +265,7 @@ void ClientImpl::fail(const Status& status, const FailureCause& cause) {
 /// `when_told` runs when the peers have been told, before any exchange ends.
 void ClientImpl::stop(const Status& status, const wire::Header& last_message,
                       const std::shared_ptr<const std::string>& text, const std::function<void()>& when_told) {
+  loop_->check_thread();
   if (closing_) return;
   closing_ = true;
   steps_.end(status);

@@ -23,6 +23,7 @@ constexpr std::chrono::seconds kStandsAfter{2};
 
 /// Runs at each interval of the vigil, until the job ends here.
 void ClientImpl::keep_vigil() {
+  loop_->check_thread();
   if (closing_) return;
   if (beats_ = !beats_; beats_) beat();
   if (closing_) return;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/host.h"
+#include "base/invariant.h"
 #include "plan/mesh.h"
 #include "plan/partition.h"
 #include "transport/traffic_class.h"
@@ -74,6 +75,7 @@ Connections::Connections(const Options& options, const Cluster& cluster, Receive
 }
 
 void Connections::connect(Endpoints endpoints) {
+  loop_->check_other_thread();
   std::map<std::size_t, Endpoints::ServerEndpoint> dedicated;
   for (std::size_t i = 0; i < endpoints.servers.size(); ++i)
     if (endpoints.servers[i].dedicated) dedicated.emplace(i, endpoints.servers[i]);
@@ -106,6 +108,7 @@ bool Connections::is_neighbour(std::size_t rank) const {
 }
 
 void Connections::connect_servers(const Plan& plan) {
+  loop_->check_thread();
   server_deadline_ = Clock::now() + patience_to_link(options_, false);  // one that does not answer may be frozen
   for (const Unit& unit : plan.units)
     for (const Chunk& chunk : unit.chunks) {
@@ -126,6 +129,7 @@ void Connections::await_peer(std::size_t rank) {
 }
 
 void Connections::connect_all_peers() {
+  loop_->check_thread();
   if (std::exchange(connects_all_peers_, true)) return;
   peer_deadline_ = Clock::now() + patience_to_link(options_, false);  // one that does not answer may be frozen
   for (std::size_t rank = 0; rank < links_.worker_count; ++rank)
@@ -160,6 +164,7 @@ void Connections::dial_server(std::size_t index, const std::vector<std::string>&
 }
 
 bool Connections::redial(const LinkState& link) {
+  loop_->check_thread();
   const auto wait = std::chrono::milliseconds(std::uniform_int_distribution(kLeastRedialMs, kMostRedialMs)(jitter_));
   if (link.kind != LinkKind::server || link.greeted || options_.servers.empty()) return false;
   if (Clock::now() + wait >= server_deadline_) return false;
@@ -232,6 +237,7 @@ void Connections::mark(Flow& flow, std::size_t priority_class) {
 }
 
 Status Connections::on_hello(LinkState& link, const wire::Hello& hello) {
+  loop_->check_thread();
   const std::string from = link.flow->peer_name();
   if (link.greeted || hello.job != options_.job ||
       (hello.generation == options_.generation && hello.worker_count != links_.worker_count))
@@ -296,11 +302,13 @@ void Connections::greeted_by_server(LinkState& link, const wire::Hello& hello) {
 }
 
 bool Connections::may_bring(const LinkState& link, const wire::Header& header) const {
+  loop_->check_thread();
   if (header.rank == link.index) return true;
   return header.rank < links_.worker_count && links_.hosts.source_of(links_.rank, header.rank) == link.index;
 }
 
 std::vector<int> Connections::core_counts() const {
+  loop_->check_thread();
   std::vector<int> counts;
   counts.reserve(endpoints_.servers.size());
   for (const auto& server : endpoints_.servers) counts.push_back(static_cast<int>(server.addresses.size()));
@@ -308,6 +316,7 @@ std::vector<int> Connections::core_counts() const {
 }
 
 void Connections::say_goodbye() {
+  loop_->check_thread();
   for (const auto& window : links_.push_windows) window->open();  // a goodbye is the last message
   for (auto& [key, link] : flows_) {
     link.leaving = true;
@@ -316,6 +325,7 @@ void Connections::say_goodbye() {
 }
 
 void Connections::close(const wire::Header& last_message, const std::shared_ptr<const std::string>& text) {
+  loop_->check_thread();
   closing_ = true;
   last_message_ = last_message;
   last_text_ = text;
@@ -330,7 +340,9 @@ void Connections::end(LinkState& link) {
 }
 
 std::map<const Flow*, LinkState>::node_type Connections::remove(Flow& flow) {
+  loop_->check_thread();
   auto node = flows_.extract(&flow);
+  invariant(!node.empty(), "a connection closes once");
   const LinkState& link = node.mapped();
   note(FlightEvent::Kind::closed, link, link.left ? "goodbye" : "");
   if (link.known()) ended_links_.push_back(report_of(link, false));
@@ -358,18 +370,10 @@ void Connections::visit(std::size_t rank, const Visit& visit_link) const {
 }
 
 bool Connections::is_last(const LinkState& link) const {
+  loop_->check_thread();
   bool last = true;
   visit(link.kind, link.index, [&last](const LinkState& other) { last = last && other.left; });
   return last;
-}
-
-TrafficStats Connections::traffic() const {
-  TrafficStats stats = closed_traffic_;
-  for (const auto& [key, link] : flows_) {
-    stats.bytes_sent += link.flow->bytes_sent();
-    stats.bytes_received += link.flow->bytes_received();
-  }
-  return stats;
 }
 
 std::vector<std::size_t> Connections::neighbours() const {
@@ -392,6 +396,7 @@ void Connections::visit_neighbours(const Visit& visit_link) {
 }
 
 void Connections::beat(std::uint32_t level) {
+  loop_->check_thread();
   visit_neighbours([&](LinkState& link) {
     if (!link.beating) send_heartbeat(link, level);
   });
@@ -403,6 +408,7 @@ void Connections::send_heartbeat(LinkState& link, std::uint32_t level) {
 }
 
 void Connections::tell_waiting(const std::string& text) {
+  loop_->check_thread();
   const wire::TextMessage message = wire::Waiting{text}.make();
   visit_neighbours([&](LinkState& link) { send_uncounted(link, message.header, message.text); });
 }
@@ -419,6 +425,7 @@ void Connections::send_uncounted(LinkState& link, const wire::Header& header, st
 }
 
 bool Connections::is_idle(bool ask) {
+  loop_->check_thread();
   bool idle = ask && all_greeted();
   for (auto& [flow, link] : flows_) {
     idle = idle && !link.limited && flow->bytes_delivered() == flow->bytes_sent();
@@ -433,6 +440,7 @@ bool Connections::is_idle(bool ask) {
 }
 
 std::int64_t Connections::longest_silence_ns(std::span<const std::int64_t> signs_ns) const {
+  loop_->check_thread();
   std::int64_t oldest_ns = now_ns();
   for (const std::int64_t sign_ns : signs_ns)
     if (sign_ns != 0) oldest_ns = std::min(oldest_ns, sign_ns);
@@ -443,6 +451,7 @@ std::int64_t Connections::longest_silence_ns(std::span<const std::int64_t> signs
 }
 
 std::vector<std::int64_t> Connections::signs_of_life() const {
+  loop_->check_thread();
   std::vector<std::int64_t> signs_ns(links_.worker_count, 0);
   for (std::size_t rank = 0; rank < links_.worker_count; ++rank) {
     if (!is_neighbour(rank)) continue;
@@ -458,6 +467,7 @@ std::vector<std::int64_t> Connections::signs_of_life() const {
 }
 
 void Connections::tell_servers(const wire::Header& message) {
+  loop_->check_thread();
   for (std::size_t server = 0; server < links_.servers.size(); ++server) {
     if (links_.server_is_local[server]) continue;
     visit(LinkKind::server, server, [&](const LinkState& link) {
@@ -468,19 +478,13 @@ void Connections::tell_servers(const wire::Header& message) {
 }
 
 Flow::Answer Connections::answer_of(std::size_t rank) const {
+  loop_->check_thread();
   std::optional<Flow::Answer> least;
   visit(rank, [&least](const LinkState& link) {
     const Flow::Answer answer = link.flow->answer();
     if (answer.missing.count() > 0 && (!least || answer.missing < least->missing)) least = answer;
   });
   return least.value_or(Flow::Answer{});
-}
-
-/// Sent bytes count as progress, because a large push over a slow network takes long.
-void Connections::note_traffic() {
-  const std::uint64_t bytes_sent = traffic().bytes_sent - heartbeat_bytes_sent_;
-  if (std::exchange(known_bytes_sent_, bytes_sent) != bytes_sent)
-    last_progress_ns_.store(now_ns(), std::memory_order_relaxed);
 }
 
 }  // namespace poseidon

@@ -128,11 +128,17 @@ class Connections {
   /// Starts to connect to all peers. Once it has, further calls have no effect.
   void connect_all_peers();
   /// Whether all peers have greeted.
-  bool all_peers_greeted() const { return greeted_peer_lanes_ == (links_.worker_count - 1) * links_.class_count; }
+  bool all_peers_greeted() const {
+    loop_->check_thread();
+    return greeted_peer_lanes_ == (links_.worker_count - 1) * links_.class_count;
+  }
   /// Handles the hello of a connection. ErrorCode::refused: the process at the other end does not belong to this job.
   Status on_hello(LinkState& link, const wire::Hello& hello);
   /// Whether all have greeted to which this rank has connected, or which have connected to it.
-  bool all_greeted() const { return awaited_lanes_ == 0; }
+  bool all_greeted() const {
+    loop_->check_thread();
+    return awaited_lanes_ == 0;
+  }
   /// The number of cores of each server. It is known when all have greeted.
   std::vector<int> core_counts() const;
   /// Accepts no further connections. Any thread but the loop's may call it.
@@ -143,21 +149,37 @@ class Connections {
   void close(const wire::Header& last_message, const std::shared_ptr<const std::string>& text);
   /// Removes a connection that has closed. Its state lives as long as the returned node.
   std::map<const Flow*, LinkState>::node_type remove(Flow& flow);
-  bool empty() const { return flows_.empty(); }
+  bool empty() const {
+    loop_->check_thread();
+    return flows_.empty();
+  }
   /// Connects again to a dedicated server that has cut off a connection before it greeted, as one does to which too
   /// many come at once. Returns false if `link` is none of that kind, or if there is no time left for it.
   bool redial(const LinkState& link);
   /// Whether no other connection to the same process is open, but for those over which that has said goodbye.
   bool is_last(const LinkState& link) const;
 
-  const Links& links() const { return links_; }
-  PriorityMap& priorities() { return links_.priorities; }
-  FlightRecorder& recorder() { return recorder_; }
-  const FlightRecorder& recorder() const { return recorder_; }
+  const Links& links() const {
+    loop_->check_thread();
+    return links_;
+  }
+  PriorityMap& priorities() {
+    loop_->check_thread();
+    return links_.priorities;
+  }
+  FlightRecorder& recorder() {
+    loop_->check_thread();
+    return recorder_;
+  }
+  const FlightRecorder& recorder() const {
+    loop_->check_thread();
+    return recorder_;
+  }
   TrafficStats traffic() const;
 
   /// Notes that something has arrived on the connection.
   void heard(LinkState& link) {
+    loop_->check_thread();
     link.last_sign_ns = link.last_progress_ns = now_ns();
     last_progress_ns_.store(link.last_progress_ns, std::memory_order_relaxed);
   }
@@ -165,6 +187,7 @@ class Connections {
   void beat(std::uint32_t level);
   /// Says to all neighbours what this rank waits for.
   void tell_waiting(const std::string& text);
+  /// Any thread may call it.
   std::vector<std::size_t> neighbours() const;
   /// Whether everything has arrived that was sent, and each server core has said since the last call that it has
   /// nothing under way for this rank. If `ask`, asks them again.
@@ -192,7 +215,10 @@ class Connections {
   /// Names this rank, such as "rank 1 on HOST". Any thread may call it.
   std::string here() const;
   /// Names a rank, such as "rank 1 on HOST".
-  std::string name_of_rank(std::size_t rank) const { return name_of(LinkKind::peer, rank); }
+  std::string name_of_rank(std::size_t rank) const {
+    loop_->check_thread();
+    return name_of(LinkKind::peer, rank);
+  }
   /// Names the process at the other end, with its address.
   std::string describe(const LinkState& link) const;
   /// Names the processes that have not greeted yet.
@@ -206,9 +232,13 @@ class Connections {
   std::string where_it_is_cut() const;
   /// All connections to known processes. Those that have ended come first.
   std::vector<LinkReport> reports() const;
+  /// Any thread, once connect() has returned.
   const std::string& run() const { return endpoints_.run; }
   /// Whether connect() has been called.
-  bool has_endpoints() const { return !endpoints_.peers.empty(); }
+  bool has_endpoints() const {
+    loop_->check_thread();
+    return !endpoints_.peers.empty();
+  }
 
  private:
   void adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet);

@@ -1,4 +1,5 @@
-// What a client says about its connections: events of the flight recorder, names in messages, reports for records.
+// What a client says about its connections: events of the flight recorder, names in messages, reports for records, and
+// what they have carried.
 #include <algorithm>
 #include <cerrno>
 #include <initializer_list>
@@ -17,6 +18,7 @@ constexpr std::size_t kMostHeard = 8;  // in a message
 }  // namespace
 
 void Connections::note(FlightEvent::Kind kind, const LinkState& link, const char* what, const wire::Header* about) {
+  loop_->check_thread();
   FlightEvent event;
   event.kind = kind;
   event.what = what;
@@ -48,10 +50,12 @@ std::string Connections::name_of(LinkKind kind, std::size_t index) const {
 }
 
 std::string Connections::describe(const LinkState& link) const {
+  loop_->check_thread();
   return name_of(link.kind, link.index) + " (" + link.flow->peer_name() + ")";
 }
 
 std::string Connections::not_linked() const {
+  loop_->check_thread();
   std::string names;
   const auto add = [&names](const std::string& name) { names += (names.empty() ? "" : ", ") + name; };
   for (std::size_t i = 0; i < links_.servers.size(); ++i) {
@@ -66,6 +70,7 @@ std::string Connections::not_linked() const {
 }
 
 std::string Connections::what_to_check(const std::string& reason) const {
+  loop_->check_thread();
   const auto is = [&reason](std::initializer_list<int> errors) {
     return std::ranges::any_of(errors, [&](int error) { return reason.find(errno_text(error)) != std::string::npos; });
   };
@@ -77,6 +82,7 @@ std::string Connections::what_to_check(const std::string& reason) const {
 }
 
 std::string Connections::where_it_is_cut() const {
+  loop_->check_thread();
   constexpr std::chrono::seconds kQuiet{2};
   std::map<std::string, std::int64_t> heard_ns;  // by machine
   for (const auto& [flow, link] : flows_) {
@@ -92,6 +98,7 @@ std::string Connections::where_it_is_cut() const {
 }
 
 std::string Connections::last_heard() const {
+  loop_->check_thread();
   std::map<std::string, std::int64_t> heard_ns;
   const auto add = [&](bool peer, std::size_t index, std::int64_t time_ns) {
     if (index == LinkState::kUnknown || (index == links_.rank && (peer || colocated_))) return;
@@ -132,10 +139,29 @@ LinkReport Connections::report_of(const LinkState& link, bool connected) const {
 }
 
 std::vector<LinkReport> Connections::reports() const {
+  loop_->check_thread();
   auto reports = ended_links_;
   for (const auto& [flow, link] : flows_)
     if (link.known()) reports.push_back(report_of(link, true));
   return reports;
+}
+
+TrafficStats Connections::traffic() const {
+  loop_->check_thread();
+  TrafficStats stats = closed_traffic_;
+  for (const auto& [key, link] : flows_) {
+    stats.bytes_sent += link.flow->bytes_sent();
+    stats.bytes_received += link.flow->bytes_received();
+  }
+  return stats;
+}
+
+/// Sent bytes count as progress, because a large push over a slow network takes long.
+void Connections::note_traffic() {
+  loop_->check_thread();
+  const std::uint64_t bytes_sent = traffic().bytes_sent - heartbeat_bytes_sent_;
+  if (std::exchange(known_bytes_sent_, bytes_sent) != bytes_sent)
+    last_progress_ns_.store(now_ns(), std::memory_order_relaxed);
 }
 
 }  // namespace poseidon

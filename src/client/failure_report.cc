@@ -21,6 +21,7 @@ Status FailureReport::open_directory() {
 }
 
 std::string FailureReport::describe_waiting() const {
+  one_thread_.check();
   const UnitState* first = nullptr;
   std::size_t count = 0;
   for (const auto& [id, unit] : units_) {
@@ -40,12 +41,14 @@ std::string FailureReport::describe_waiting() const {
 }
 
 std::optional<FailureReport::Record> FailureReport::new_record(const FailureCause& cause) const {
+  one_thread_.check();
   if (directory_.empty() || cause.planned) return std::nullopt;
   const std::int64_t time_ns = wall_ns();
   return Record{flight_record_path(directory_, options_.job, "rank" + std::to_string(seat_.slot), time_ns), time_ns};
 }
 
 void FailureReport::write(const Record& record, const Status& status, const FailureCause& cause) {
+  one_thread_.check();
   writer_.start(record.path, [report = make_report(status, cause, record.time_of_day_ns), server = write_server_] {
     return to_json(report, server);
   });

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/flight_record.h"
+#include "base/one_thread.h"
 #include "client/connections.h"
 #include "client/flight_report.h"
 #include "client/steps.h"
@@ -41,7 +42,10 @@ class FailureReport {
   /// it before anything else.
   Status open_directory();
   /// What the function uses must live until wait() has returned.
-  void set_server(WriteServer write_server) { write_server_ = std::move(write_server); }
+  void set_server(WriteServer write_server) {
+    one_thread_.check();
+    write_server_ = std::move(write_server);
+  }
 
   /// Describes what the started exchanges wait for.
   std::string describe_waiting() const;
@@ -64,6 +68,7 @@ class FailureReport {
   std::string directory_;  // empty: no flight records
   WriteServer write_server_;
   FlightRecordWriter writer_;
+  [[no_unique_address]] OneThread one_thread_{"FailureReport"};
 };
 
 }  // namespace poseidon

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/invariant.h"
+
 namespace poseidon {
 
 namespace {
@@ -29,6 +31,8 @@ Group::Group(const Unit& unit)
 }
 
 bool Group::put(std::size_t member, std::span<const std::byte> data, bool absent, std::uint32_t divisor) {
+  invariant(member < unit_.layers.size() && put_count_ < unit_.layers.size(),
+            "each member joins its group once a step");
   divisor_ = divisor;
   const std::size_t element_bytes = dtype_bytes(unit_.dtype);
   const auto mark = footer_.span().subspan(member * element_bytes, element_bytes);
@@ -48,12 +52,14 @@ bool Group::put(std::size_t member, std::span<const std::byte> data, bool absent
 }
 
 bool Group::present(std::span<const std::byte> result, std::size_t member) const {
+  invariant(result.size() == unit_.size_bytes && member < unit_.layers.size(), "a group's result has its unit's size");
   const std::size_t element_bytes = dtype_bytes(unit_.dtype);
   const auto mark = result.subspan(footer_begin() + member * element_bytes, element_bytes);
   return std::any_of(mark.begin(), mark.end(), [](std::byte b) { return b != std::byte{0}; });
 }
 
 void Group::take(std::span<const std::byte> result, std::size_t member, std::span<std::byte> data) const {
+  invariant(unit_.offsets_bytes[member] + data.size() <= result.size(), "a member lies within its group");
   if (!data.empty()) std::memcpy(data.data(), result.data() + unit_.offsets_bytes[member], data.size());
 }
 

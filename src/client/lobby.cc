@@ -10,6 +10,7 @@ constexpr std::size_t kMostWaiting = 4096;
 }  // namespace
 
 Result<std::string> Lobby::listen(Transport& transport, const std::string& address) {
+  loop_->check_other_thread();
   auto listener = transport.listen(*loop_, address, [this](std::shared_ptr<Flow> flow) { arrive(std::move(flow)); });
   if (!listener.ok()) return listener.status();
   listeners_.push_back(std::move(listener.value()));
@@ -17,17 +18,20 @@ Result<std::string> Lobby::listen(Transport& transport, const std::string& addre
 }
 
 void Lobby::open(std::function<void(std::shared_ptr<Flow>)> on_flow) {
+  loop_->check_thread();
   on_flow_ = std::move(on_flow);
   for (auto& flow : std::exchange(waiting_, {})) on_flow_(std::move(flow));
 }
 
 void Lobby::close() {
   if (listeners_.empty()) return;
+  loop_->check_other_thread();
   listeners_.clear();
   loop_->call([this] { waiting_.clear(); });
 }
 
 void Lobby::arrive(std::shared_ptr<Flow> flow) {
+  loop_->check_thread();
   if (on_flow_) return on_flow_(std::move(flow));
   if (waiting_.size() < kMostWaiting) waiting_.push_back(std::move(flow));
 }

@@ -18,6 +18,7 @@ constexpr std::int64_t kMostPauseNs = 60'000'000'000;
 }  // namespace
 
 RightOfWay::Change RightOfWay::look(std::int64_t time_ns) {
+  one_thread_.check();
   const std::uint64_t total = rate_.total();
   if (holds()) {
     held_ns_ += time_ns - since_ns_;

@@ -8,11 +8,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/invariant.h"
+#include "base/one_thread.h"
 #include "client/arrival_rate.h"
 
 namespace poseidon {
 
-/// Only the client's loop uses it. Times are those of now_ns().
+/// Only the thread of the client's loop uses it. Times are those of now_ns().
 class RightOfWay {
  public:
   /// How often look() wants to be called while it holds.
@@ -23,11 +25,25 @@ class RightOfWay {
   enum class Change : std::uint8_t { none, hold, release };
 
   /// Notes what has come over the network, urgent or not.
-  void arrived(std::size_t size_bytes, std::int64_t time_ns) { rate_.add(size_bytes, time_ns); }
+  void arrived(std::size_t size_bytes, std::int64_t time_ns) {
+    one_thread_.check();
+    rate_.add(size_bytes, time_ns);
+  }
   /// A payload of a server begins to come, or has ended: whole, or with its connection.
-  void begin(bool urgent, std::uint64_t size_bytes) { (urgent ? urgent_bytes_ : other_bytes_) += size_bytes; }
-  void end(bool urgent, std::uint64_t size_bytes) { (urgent ? urgent_bytes_ : other_bytes_) -= size_bytes; }
-  bool holds() const { return since_ns_ != 0; }
+  void begin(bool urgent, std::uint64_t size_bytes) {
+    one_thread_.check();
+    (urgent ? urgent_bytes_ : other_bytes_) += size_bytes;
+  }
+  void end(bool urgent, std::uint64_t size_bytes) {
+    one_thread_.check();
+    std::uint64_t& begun = urgent ? urgent_bytes_ : other_bytes_;
+    invariant(size_bytes <= begun, "only a payload that has begun ends");
+    begun -= size_bytes;
+  }
+  bool holds() const {
+    one_thread_.check();
+    return since_ns_ != 0;
+  }
 
   /// What changes now.
   Change look(std::int64_t time_ns);
@@ -46,6 +62,7 @@ class RightOfWay {
   double held_bytes_ = 0;
   std::int64_t pause_ns_ = 0;       // after the last time that holding has cost something
   std::int64_t not_before_ns_ = 0;  // when it may hold again
+  [[no_unique_address]] OneThread one_thread_{"RightOfWay"};
 };
 
 }  // namespace poseidon

@@ -36,6 +36,7 @@ Standstill::Standstill(std::size_t worker_count, std::vector<std::size_t> neighb
 }
 
 void Standstill::heard(std::size_t rank, std::uint32_t level, std::int64_t now_ns) {
+  one_thread_.check();
   const auto found = std::ranges::find(neighbours_, rank, &Neighbour::rank);
   if (found == neighbours_.end()) return;
   found->level = level;
@@ -44,6 +45,7 @@ void Standstill::heard(std::size_t rank, std::uint32_t level, std::int64_t now_n
 }
 
 void Standstill::note(std::size_t rank, std::string waits_for) {
+  one_thread_.check();
   const auto found = std::ranges::find(neighbours_, rank, &Neighbour::rank);
   if (found != neighbours_.end()) found->waits_for = std::move(waits_for);
 }
@@ -53,6 +55,7 @@ bool Standstill::is_fresh(const Neighbour& neighbour, std::int64_t now_ns) const
 }
 
 std::uint32_t Standstill::beat(bool stands, std::int64_t now_ns) {
+  one_thread_.check();
   if (!stands) return stood_ = level_ = 0;
   ++stood_;
   for (const Neighbour& neighbour : neighbours_)
@@ -60,9 +63,13 @@ std::uint32_t Standstill::beat(bool stands, std::int64_t now_ns) {
   return ++level_;
 }
 
-bool Standstill::is_to_tell() { return stood_ == kTellAfter; }
+bool Standstill::is_to_tell() {
+  one_thread_.check();
+  return stood_ == kTellAfter;
+}
 
 std::string Standstill::others(std::int64_t now_ns) const {
+  one_thread_.check();
   std::map<std::string, std::vector<std::size_t>> ranks;
   for (const Neighbour& neighbour : neighbours_) {
     if (!is_fresh(neighbour, now_ns)) continue;

@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "base/one_thread.h"
+
 namespace poseidon {
 
 /// It has no clock and no connections of its own. One thread uses it.
@@ -33,7 +35,10 @@ class Standstill {
   /// Whether this rank has stood for long enough to tell the others what it waits for. True once for each standing.
   bool is_to_tell();
   /// Whether all members stand.
-  bool all_stand() const { return level_ >= most_; }
+  bool all_stand() const {
+    one_thread_.check();
+    return level_ >= most_;
+  }
   /// What the neighbours wait for, such as "ranks 1 and 2: …; rank 3 does not wait". `name` names a rank.
   std::string others(std::int64_t now_ns) const;
 
@@ -51,6 +56,7 @@ class Standstill {
   std::vector<Neighbour> neighbours_;
   std::uint32_t level_ = 0;
   std::uint32_t stood_ = 0;  // beats in a row
+  [[no_unique_address]] OneThread one_thread_{"Standstill"};
 };
 
 }  // namespace poseidon

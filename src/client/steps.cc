@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/invariant.h"
 #include "wire/update_rule.h"
 
 namespace poseidon {
@@ -175,18 +176,21 @@ Status Steps::wait_until(std::unique_lock<std::mutex>& lock, const Done& done, c
 }
 
 Status Steps::wait_linked(const Look& look) {
+  loop_->check_other_thread();
   std::unique_lock lock(mutex_);
   return wait_until(
       lock, [this] { return linked_ || !status_.ok(); }, look);
 }
 
 Status Steps::wait_all(const Look& look) {
+  loop_->check_other_thread();
   std::unique_lock lock(mutex_);
   return wait_until(
       lock, [this] { return running_count_ == 0; }, look);
 }
 
 Status Steps::wait(std::uint32_t layer, const Look& look) {
+  loop_->check_other_thread();
   std::unique_lock lock(mutex_);
   return wait_locked(lock, layer, layer < layers_.size() ? layers_[layer]->newest : 0, look);
 }
@@ -213,12 +217,14 @@ Status Steps::wait_operation(std::uint32_t layer, std::uint64_t number, const Lo
 }
 
 void Steps::wait_contributions(const Look& look) {
+  loop_->check_other_thread();
   std::unique_lock lock(mutex_);
   static_cast<void>(wait_until(
       lock, [this] { return awaited_count_ == 0; }, look));
 }
 
 void Steps::wait_closed(std::chrono::nanoseconds linger) {
+  loop_->check_other_thread();
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return running_count_ == 0; });
   changed_.wait_for(lock, linger, [this] { return closed_; });
@@ -319,6 +325,7 @@ bool Steps::failed() const {
 }
 
 std::vector<UnitState*> Steps::add(const std::shared_ptr<const Plan>& plan, bool transient, const Links& links) {
+  loop_->check_thread();
   const std::lock_guard lock(mutex_);
   const std::size_t first_layer = layers_.size();
   auto& block = layer_blocks_.emplace_back(plan->layers.size());
@@ -345,11 +352,13 @@ std::vector<UnitState*> Steps::add(const std::shared_ptr<const Plan>& plan, bool
 }
 
 void Steps::update_scheme(UnitState& unit) {
+  loop_->check_thread();
   const std::lock_guard lock(mutex_);
   unit.next_scheme = unit.syncer.next_scheme();
 }
 
 void Steps::complete(UnitState& unit) {
+  loop_->check_thread();
   const Exchange& exchange = unit.syncer.exchange();
   const LayerStats& outcome = exchange.outcome;
   const std::lock_guard lock(mutex_);
@@ -375,18 +384,22 @@ void Steps::complete(UnitState& unit) {
 }
 
 void Steps::await_contributions(std::size_t unit_count) {
+  loop_->check_thread();
   const std::lock_guard lock(mutex_);
   awaited_count_ = unit_count;
 }
 
 void Steps::release(UnitState& unit) {
+  loop_->check_thread();
   const std::lock_guard lock(mutex_);
   release_locked(unit);
 }
 
 void Steps::release_locked(UnitState& unit) {
   for (auto* layer : unit.layers) {
-    if (std::exchange(layer->running, false)) --running_count_;
+    if (!std::exchange(layer->running, false)) continue;
+    invariant(running_count_ > 0, "no more layers are released than have started");
+    --running_count_;
   }
   if (unit.group) unit.group->reset();
   // A thread that waits for all exchanges is not woken for each one, because that would cost more than the release.
@@ -394,11 +407,13 @@ void Steps::release_locked(UnitState& unit) {
 }
 
 void Steps::set_unlinked() {
+  loop_->check_thread();
   const std::lock_guard lock(mutex_);
   linked_ = false;
 }
 
 void Steps::set_linked(std::vector<int> core_counts) {
+  loop_->check_thread();
   const std::lock_guard lock(mutex_);
   plan_base_.cluster.core_counts = std::move(core_counts);
   linked_ = true;
@@ -406,11 +421,13 @@ void Steps::set_linked(std::vector<int> core_counts) {
 }
 
 void Steps::end(const Status& status) {
+  loop_->check_thread();
   const std::lock_guard lock(mutex_);
   if (status_.ok()) status_ = status;
 }
 
 void Steps::set_closed(bool closed) {
+  loop_->check_thread();
   const std::lock_guard lock(mutex_);
   closed_ = closed;
   changed_.notify_all();

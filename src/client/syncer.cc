@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "base/invariant.h"
 #include "scheme/host_reduction.h"
 #include "scheme/peer_broadcast.h"
 
@@ -41,11 +42,13 @@ Syncer::Syncer(const Unit& unit, const Layer& first_layer, bool transient, const
 }
 
 void Syncer::choose(const SchemeChoice& choice) {
+  one_thread_.check();
   choice_ = choice;
   set_factor_count(factor_count_);
 }
 
 Status Syncer::set_residual(std::span<const std::byte> residual) {
+  one_thread_.check();
   const auto refuse = [this](const std::string& why) {
     return Status(ErrorCode::invalid_argument, "layer '" + unit().name + "' cannot take this residual: " + why);
   };
@@ -62,6 +65,7 @@ Status Syncer::set_residual(std::span<const std::byte> residual) {
 }
 
 void Syncer::set_factor_count(std::uint64_t factor_count) {
+  one_thread_.check();
   factor_count_ = factor_count;
   if (unit().grouped()) {
     next_scheme_ = Scheme::ps;
@@ -102,6 +106,8 @@ void Syncer::note(FlightEvent::Kind kind) const {
 }
 
 void Syncer::start(Operation operation) {
+  one_thread_.check();
+  invariant(!exchange_.progress.running, "a unit's exchange starts when the one before has ended");
   recycle(exchange_.progress.inbox);
   give_back_converted();
   links_.pool->give_back(std::move(exchange_.progress.result_memory));
@@ -139,6 +145,7 @@ Status Syncer::check_step(const wire::Header& header) const {
 }
 
 Result<std::span<std::byte>> Syncer::accept(const wire::Header& header, bool lent) {
+  one_thread_.check();
   const SchemeTraits& traits = exchange_.protocol->traits();
   if (!is_from_peer(header)) {
     if (!traits.uses_servers) return unexpected("a server's result");
@@ -157,27 +164,35 @@ Result<std::span<std::byte>> Syncer::accept(const wire::Header& header, bool len
 }
 
 Status Syncer::on_message(const wire::Header& header, std::span<const std::byte> payload) {
+  one_thread_.check();
   const bool from_peer = is_from_peer(header);
   const bool early = from_peer && header.step != exchange_.step;
   if (header.kind == wire::Kind::result)
     if (PushWindow* const window = links_.window_of(unit().chunks[header.chunk]))
       window->answered({header.unit, header.chunk});
   if (!early) return exchange_.protocol->receive(exchange_, header, payload, links_);
-  PeerInbox& inbox = early_.at(header.step);
+  const auto found = early_.find(header.step);
+  invariant(found != early_.end(), "a part that completes was accepted");
+  PeerInbox& inbox = found->second;
   if (!is_local(header)) return peer_broadcast_of(header.kind).store(inbox, exchange_, header, payload, links_);
   host_reduction::store_part(inbox, header, payload, links_);
   return {};
 }
 
 void Syncer::fail(const Status& status) {
+  one_thread_.check();
   if (!exchange_.progress.status.ok()) return;
   exchange_.progress.status = status;
   exchange_.complete_if_done();
 }
 
-std::string Syncer::waiting_for() const { return exchange_.protocol->waiting_for(exchange_, links_); }
+std::string Syncer::waiting_for() const {
+  one_thread_.check();
+  return exchange_.protocol->waiting_for(exchange_, links_);
+}
 
 void Syncer::finished() {
+  invariant(!exchange_.progress.running, "an exchange that has ended does not run");
   note(FlightEvent::Kind::complete);
   if (exchange_.progress.status.ok())
     set_factor_count(exchange_.outcome.factor_count);

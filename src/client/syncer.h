@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "base/one_thread.h"
 #include "scheme/exchange.h"
 #include "scheme/scheme.h"
 
@@ -39,10 +40,16 @@ class Syncer {
   /// Sets the scheme that was chosen for the next starts. The layer may take it (automatic_schemes()).
   void choose(const SchemeChoice& choice);
   /// The scheme of the next start.
-  Scheme next_scheme() const { return next_scheme_; }
+  Scheme next_scheme() const {
+    one_thread_.check();
+    return next_scheme_;
+  }
 
   const Unit& unit() const { return exchange_.unit(); }
-  const Exchange& exchange() const { return exchange_; }
+  const Exchange& exchange() const {
+    one_thread_.check();
+    return exchange_;
+  }
   /// Describes what the running exchange waits for, for error messages.
   std::string waiting_for() const;
 
@@ -64,6 +71,7 @@ class Syncer {
   std::uint64_t factor_count_ = 0;            // K, summed over the workers
   SchemeChoice choice_;
   Scheme next_scheme_ = Scheme::ps;
+  [[no_unique_address]] OneThread one_thread_{"Syncer"};
 };
 
 }  // namespace poseidon

@@ -17,6 +17,7 @@ std::uint64_t run_of(std::chrono::system_clock::time_point began) {
 }  // namespace
 
 void UnitAnnouncer::announce(const Plan& plan, const Links& links) {
+  one_thread_.check();
   if (links.rank != 0) return;
   wire::StoredUnits units{run_of(began_), restored_version_, {}};
   for (const Unit& unit : plan.units) {

@@ -7,6 +7,7 @@
 #include <map>
 #include <string>
 
+#include "base/one_thread.h"
 #include "poseidon/plan.h"
 #include "scheme/scheme.h"
 
@@ -17,7 +18,10 @@ class UnitAnnouncer {
  public:
   /// Sets the version of the servers' checkpoints from which values have been restored. It is part of all announcements
   /// from here on.
-  void set_restored_version(std::uint64_t version) { restored_version_ = version; }
+  void set_restored_version(std::uint64_t version) {
+    one_thread_.check();
+    restored_version_ = version;
+  }
   /// Tells every core of every server about the plan's stored units. Call it before any other message about these units
   /// is sent. Then every core knows them before one of their steps is complete anywhere.
   void announce(const Plan& plan, const Links& links);
@@ -26,6 +30,7 @@ class UnitAnnouncer {
   const std::chrono::system_clock::time_point began_ = std::chrono::system_clock::now();
   std::map<std::string, std::size_t> names_;  // the number of units of each name
   std::uint64_t restored_version_ = 0;
+  [[no_unique_address]] OneThread one_thread_{"UnitAnnouncer"};
 };
 
 }  // namespace poseidon

@@ -28,7 +28,7 @@ struct UnitState {
   UnitState(std::shared_ptr<const Plan> plan, std::size_t index, bool transient, const Links& links,
             std::function<void(UnitState&)> on_done);
   std::shared_ptr<const Plan> plan;  // keeps the syncer's unit alive
-  Syncer syncer;                     // only the loop's thread uses it
+  Syncer syncer;                     // only the loop's thread uses it (Syncer checks it)
   std::unique_ptr<Group> group;      // under the client's mutex until all members are in; null for a single layer
   Scheme next_scheme;                // under the client's mutex; a copy of the syncer's for API threads
   std::vector<LayerState*> layers;   // by member
@@ -39,10 +39,11 @@ struct UnitState {
   bool value_ruled = false;       // the last push's step made the value by such a rule
   std::uint32_t behind = 0;       // under the client's mutex; how many steps behind the last exchange was
 
-  /// Copies a group's result to the members, if it was not copied chunk by chunk. Only the loop's thread calls it.
+  /// Copies a group's result to the members, if it was not copied chunk by chunk. Only the loop's thread calls it
+  /// (Syncer checks it).
   void gather_members();
   /// The outcome of the last exchange for one layer. A member of a group gets its share of the group's bytes. Only the
-  /// loop's thread calls it.
+  /// loop's thread calls it (Syncer checks it).
   LayerStats stats_of(const LayerState& layer) const;
 };
 

@@ -29,6 +29,7 @@ Vigil::Vigil(std::size_t worker_count, std::size_t watched_count)
 
 std::vector<Vigil::Finding> Vigil::judge(std::int64_t now_ns, std::span<const std::int64_t> heard_ns,
                                          const std::function<Flow::Answer(std::size_t rank)>& answer) {
+  one_thread_.check();
   const std::int64_t last_ns = std::exchange(judged_ns_, now_ns);
   if (nanoseconds(now_ns - last_ns) > kOwnPause * interval_) resumed_ns_ = now_ns;
   std::vector<Finding> findings;
@@ -68,6 +69,7 @@ std::optional<Vigil::Finding> Vigil::judge_one(std::size_t rank, std::int64_t no
 }
 
 nanoseconds Vigil::unreachable_for(std::size_t rank, std::int64_t now_ns) const {
+  one_thread_.check();
   return nanoseconds(ranks_[rank].unreachable ? now_ns - std::max(ranks_[rank].heard_ns, resumed_ns_) : 0);
 }
 

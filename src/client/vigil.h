@@ -13,6 +13,7 @@
 #include <span>
 #include <vector>
 
+#include "base/one_thread.h"
 #include "transport/transport.h"
 
 namespace poseidon {
@@ -34,7 +35,7 @@ class Vigil {
   /// Of `worker_count` ranks each watches `watched_count` others.
   Vigil(std::size_t worker_count, std::size_t watched_count);
 
-  /// How often judge() is to be called. Each second call is the time for a heartbeat.
+  /// How often judge() is to be called (any thread may ask). Each second call is the time for a heartbeat.
   std::chrono::milliseconds interval() const { return interval_; }
 
   /// Returns what is new. `heard_ns` has for each rank when its process last gave a sign of life, by the monotonic
@@ -60,6 +61,7 @@ class Vigil {
   std::vector<Watched> ranks_;
   std::int64_t judged_ns_ = 0;
   std::int64_t resumed_ns_ = 0;  // when this process ran again after it had not run itself
+  [[no_unique_address]] OneThread one_thread_{"Vigil"};
 };
 
 }  // namespace poseidon

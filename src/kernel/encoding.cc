@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/invariant.h"
 #include "kernel/dispatch.h"
 #include "kernel/half.h"
 #include "kernel/int8_blocks.h"
@@ -68,14 +69,17 @@ void encode_with_feedback_with(Isa isa, DType dtype, const float* in, float* res
 }
 
 void encode(DType dtype, const float* in, std::byte* out, std::size_t value_count) {
+  invariant(sums_in_float32(dtype), "float32 travels as a type of 16 or 8 bits");
   encode_with(best_isa(), dtype, in, out, value_count);
 }
 
 void encode_with_feedback(DType dtype, const float* in, float* residual, std::byte* out, std::size_t value_count) {
+  invariant(sums_in_float32(dtype), "float32 travels as a type of 16 or 8 bits");
   encode_with_feedback_with(best_isa(), dtype, in, residual, out, value_count);
 }
 
 void decode(DType dtype, const std::byte* in, float* out, std::size_t value_count) {
+  invariant(sums_in_float32(dtype), "float32 travels as a type of 16 or 8 bits");
   decode_with(best_isa(), dtype, in, out, value_count);
 }
 

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "base/buffer.h"
+#include "base/invariant.h"
 #include "kernel/dispatch.h"
 #include "kernel/half.h"
 #include "kernel/kernel.h"
@@ -246,6 +247,8 @@ void factor_product_with(Isa isa, std::span<const FactorTerm> terms, std::byte* 
 
 void factor_product(std::span<const FactorTerm> terms, std::byte* out, DType dtype, std::size_t rows, std::size_t cols,
                     std::size_t row_begin, std::size_t row_end, unsigned divisor, bool accumulate) {
+  invariant(row_begin <= row_end && row_end <= rows && divisor > 0 && dtype_is_floating(dtype),
+            "rows of a product lie within it, and are of a floating-point type");
   factor_product_with(best_isa(), terms, out, dtype, rows, cols, row_begin, row_end, divisor, accumulate);
 }
 

@@ -5,6 +5,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/invariant.h"
 #include "kernel/compression.h"
 #include "kernel/compression_isa.h"
 #include "kernel/dispatch.h"
@@ -132,10 +133,12 @@ void take_largest_with(Isa isa, const float* gradient, float* residual, std::siz
 
 void take_largest(const float* gradient, float* residual, std::size_t element_count, std::span<std::uint32_t> indexes,
                   float* values) {
+  invariant(indexes.size() <= element_count, "no more elements are taken than there are");
   take_largest_with(best_isa(), gradient, residual, element_count, indexes, values);
 }
 
 void sum_sparse(std::span<const RowTerm> terms, std::size_t begin, std::size_t end, unsigned divisor, float* out) {
+  invariant(begin <= end, "a range of elements ends after its beginning");
   constexpr std::size_t cached_count = 8192;  // elements that stay in the L1 cache until they are divided
   std::vector<std::size_t> next;
   for (const RowTerm& term : terms)

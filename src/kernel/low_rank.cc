@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/invariant.h"
 #include "kernel/compression.h"
 #include "kernel/dispatch.h"
 
@@ -59,6 +60,7 @@ float number_at(std::uint64_t place) {
 
 void multiply_right(const LowRank& shape, const float* gradient, const float* residual, const float* right,
                     std::size_t begin, std::size_t end, float* left) {
+  invariant(begin <= end && end <= shape.rows, "rows lie within the matrix");
   run_with(
       best_isa(), [=](auto) __attribute__((always_inline)) {
         for (std::size_t row = begin; row < end; ++row)
@@ -70,6 +72,7 @@ void multiply_right(const LowRank& shape, const float* gradient, const float* re
 
 void multiply_left(const LowRank& shape, const float* gradient, const float* residual, const float* left,
                    std::size_t begin, std::size_t end, float* right) {
+  invariant(begin <= end && end <= shape.cols, "columns lie within the matrix");
   run_with(
       best_isa(), [=](auto) __attribute__((always_inline)) {
         for (std::size_t k = 0; k < shape.rank; ++k)
@@ -122,6 +125,7 @@ void refresh(std::size_t count, std::size_t length, float* vectors) {
 void subtract_low_rank(const LowRank& shape, const float* gradient, float* residual, const float* left,
                        const float* own, const float* total, std::size_t begin, std::size_t end, unsigned divisor,
                        float* out) {
+  invariant(begin <= end && end <= shape.rows, "rows lie within the matrix");
   std::vector<float> sent(shape.cols);
   std::vector<float> sum(shape.cols);
   for (std::size_t row = begin; row < end; ++row) {

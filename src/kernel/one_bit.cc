@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/invariant.h"
 #include "kernel/compression.h"
 #include "kernel/compression_isa.h"
 #include "kernel/dispatch.h"
@@ -113,6 +114,7 @@ void encode_one_bit(const float* gradient, float* residual, std::size_t element_
 
 void sum_one_bit(std::span<const std::byte* const> terms, std::size_t begin, std::size_t end, unsigned divisor,
                  float* out) {
+  invariant(begin <= end && begin % kOneBitValues == 0, "a range of values begins with a block");
   sum_one_bit_with(best_isa(), terms, begin, end, divisor, out);
 }
 

@@ -2,6 +2,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/invariant.h"
 #include "kernel/kernel.h"
 
 namespace poseidon::kernel {
@@ -30,6 +31,8 @@ std::uint64_t next_row(std::span<const Cursor> cursors) {
 
 std::size_t sum_rows(std::span<const RowTerm> terms, DType dtype, DType out_dtype, std::size_t cols, unsigned divisor,
                      std::uint32_t* indexes, std::byte* values) {
+  invariant(divisor > 0 && (out_dtype == dtype || (sums_in_float32(dtype) && out_dtype == DType::float32)),
+            "a sum of rows has a divisor, and their type or float32");
   const std::size_t row_bytes = cols * dtype_bytes(dtype);
   const std::size_t out_bytes = cols * dtype_bytes(out_dtype);
   const DType sum_dtype = sums_in_float32(dtype) && out_dtype != dtype ? DType::float32 : dtype;

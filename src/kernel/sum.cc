@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "base/invariant.h"
 #include "kernel/arithmetic.h"
 #include "kernel/dispatch.h"
 #include "kernel/half_sum.h"
@@ -154,6 +155,7 @@ void finish_sum_with(Isa isa, const std::byte* sum, std::byte* out, std::size_t 
 
 void sum(std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
          unsigned divisor) {
+  invariant(!inputs.empty() && divisor > 0, "a sum has inputs and a divisor");
   sum_with(best_isa(), inputs, out, element_count, dtype, divisor);
 }
 
@@ -166,6 +168,7 @@ void accumulate(const std::byte* input, std::byte* sum, std::size_t element_coun
 }
 
 void finish_sum(const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype, unsigned divisor) {
+  invariant(divisor > 0, "a sum has a divisor");
   finish_sum_with(best_isa(), sum, out, element_count, dtype, divisor);
 }
 

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <span>
 
+#include "base/invariant.h"
+
 namespace poseidon {
 namespace {
 
@@ -31,6 +33,7 @@ std::size_t alignment_bytes(const Unit& unit) {
 }
 
 void cut(Unit& unit, std::size_t chunk_bytes) {
+  invariant(chunk_bytes > 0 || unit.size_bytes == 0, "a chunk is not empty");
   for (std::size_t offset = 0; offset < unit.size_bytes; offset += chunk_bytes) {
     Chunk chunk;
     chunk.index = static_cast<std::uint32_t>(unit.chunks.size());
@@ -43,6 +46,7 @@ void cut(Unit& unit, std::size_t chunk_bytes) {
 /// Assigns each chunk to the least loaded of the shards. On a tie it prefers a shard that has no chunk of the unit yet,
 /// and then the lowest index.
 void assign_least_loaded(Unit& unit, std::span<std::size_t> server_bytes) {
+  invariant(!server_bytes.empty(), "a plan has a server");
   std::vector<std::size_t> chunk_count(server_bytes.size(), 0);
   for (Chunk& chunk : unit.chunks) {
     std::size_t best = 0;
@@ -165,6 +169,7 @@ std::size_t spread_chunk_bytes(std::size_t size_bytes, std::size_t server_count,
   // Every shard gets an equal share of every layer, so that all ports are busy for each layer, as in a ring. If one
   // shard held more than the others, the layer would wait for that shard's port. A share above `chunk_bytes` is cut
   // further, into the same number of pieces on every shard.
+  invariant(server_count > 0 && alignment_bytes > 0, "a unit is spread over servers, in whole elements");
   const std::size_t cap = std::max(alignment_bytes, chunk_bytes / alignment_bytes * alignment_bytes);
   const std::size_t share = std::max(kMinChunkBytes, divide_up(size_bytes, server_count));
   const std::size_t piece = divide_up(share, divide_up(share, cap));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/invariant.h"
 #include "poseidon/plan.h"
 
 namespace poseidon {
@@ -24,7 +25,9 @@ int priority_class(double urgency, double threshold, int class_count) {
 }
 
 PriorityMap::PriorityMap(int class_count)
-    : default_{static_cast<std::uint16_t>(kLastLevel), static_cast<std::uint8_t>(class_count - 1)} {}
+    : default_{static_cast<std::uint16_t>(kLastLevel), static_cast<std::uint8_t>(class_count - 1)} {
+  invariant(class_count > 0, "there is a class of priority");
+}
 
 void PriorityMap::set(std::uint32_t unit, Priority priority) {
   if (unit >= priorities_.size()) priorities_.resize(unit + 1, default_);

@@ -54,6 +54,7 @@ Gathering::Gathering(Store& store, const Options& options, const Member& mine, s
       last_arrival_(Clock::now()) {}
 
 Result<Membership> Gathering::run(const std::function<bool()>& keep_waiting) {
+  one_thread_.check();
   auto membership = gather(keep_waiting);
   if (!membership.ok()) leave(membership.status());
   return membership;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/one_thread.h"
 #include "poseidon/options.h"
 #include "poseidon/store.h"
 #include "rendezvous/members.h"
@@ -65,6 +66,7 @@ class Gathering {
   std::map<int, std::uint32_t> arrivals_;  // each slot's last generation; only processes that may lead keep it
   Clock::time_point last_arrival_;
   std::optional<Clock::time_point> complete_since_;
+  [[no_unique_address]] OneThread one_thread_{"Gathering"};
 };
 
 }  // namespace poseidon

@@ -108,6 +108,7 @@ Newcomer::Newcomer(Store& store, const Options& options, std::string nonce, bool
     : store_(store), options_(options), nonce_(std::move(nonce)), is_known_(is_known) {}
 
 Result<bool> Newcomer::may_claim(const Get& get, std::uint32_t& generation) {
+  one_thread_.check();
   if (is_known_ && options_.run.empty()) return true;
   const auto is_away = [](const Result<std::string>& text) {
     return !text.ok() && text.status().code() != ErrorCode::timeout;

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "base/one_thread.h"
 #include "poseidon/options.h"
 #include "poseidon/status.h"
 #include "poseidon/store.h"
@@ -28,7 +29,10 @@ class Newcomer {
   /// live. `generation` becomes the one that admits it.
   Result<bool> may_claim(const Get& get, std::uint32_t& generation);
   /// Whether it has asked the members and has no answer.
-  bool waits() const { return applied_at_.has_value(); }
+  bool waits() const {
+    one_thread_.check();
+    return applied_at_.has_value();
+  }
 
  private:
   Result<bool> apply(const Get& get, std::uint32_t& generation);
@@ -42,6 +46,7 @@ class Newcomer {
   bool is_known_;
   std::optional<Clock::time_point> applied_at_;
   Clock::time_point written_at_;
+  [[no_unique_address]] OneThread one_thread_{"Newcomer"};
 };
 
 /// Answers newcomers on behalf of the job's members, while they are in a generation: one for a slot that no member has

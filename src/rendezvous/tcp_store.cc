@@ -19,6 +19,7 @@
 #include "base/clock.h"
 #include "base/file_descriptor.h"
 #include "base/host.h"
+#include "base/one_thread.h"
 #include "base/wipe.h"
 #include "rendezvous/store_protocol.h"
 #include "rendezvous/store_server.h"
@@ -177,12 +178,14 @@ class TcpStore final : public Store {
   }
 
   Status set(const std::string& key, const std::string& value) override {
+    const OneThread::Turn turn(one_thread_);
     // The store may be lost. A process that has written looks later whether it has arrived.
     const auto deadline = Clock::now() + std::min<std::chrono::milliseconds>(kSetTime, timeout_);
     return ask(kSet, key, value, deadline, deadline).status();
   }
 
   Result<std::string> get(const std::string& key, std::chrono::milliseconds timeout) override {
+    const OneThread::Turn turn(one_thread_);
     const auto begun = Clock::now();
     const auto deadline = begun + timeout;
     const auto answer_deadline = begun + (timeout.count() == 0 ? quick_look_ : std::max(timeout, kAnswerTime));
@@ -291,6 +294,7 @@ class TcpStore final : public Store {
   ByteStream stream_;
   bool reached_ = false;
   std::chrono::milliseconds quick_look_ = kQuickLook;
+  [[no_unique_address]] OneThread one_thread_{"TcpStore"};
 };
 
 Result<std::unique_ptr<StoreServer>> serve(const Options& options, const Admission& admission) {

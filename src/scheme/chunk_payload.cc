@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/invariant.h"
+
 namespace poseidon {
 
 std::vector<std::span<const std::byte>> chunk_payload(const Exchange& exchange, const Chunk& chunk) {
@@ -10,6 +12,7 @@ std::vector<std::span<const std::byte>> chunk_payload(const Exchange& exchange, 
   if (group == nullptr) {
     const std::span<const std::byte> data = data_of(exchange.operation);
     if (data.empty()) return {};
+    invariant(chunk.offset_bytes + chunk.size_bytes <= data.size(), "a chunk lies within its unit");
     return {data.subspan(chunk.offset_bytes, chunk.size_bytes)};
   }
   const auto& pieces = group->pieces;
@@ -21,6 +24,7 @@ std::vector<std::span<const std::byte>> chunk_payload(const Exchange& exchange, 
   if (skip_bytes >= pieces[piece].size()) skip_bytes -= pieces[piece++].size();
   std::vector<std::span<const std::byte>> payload;
   for (std::size_t left_bytes = chunk.size_bytes; left_bytes > 0; ++piece) {
+    invariant(piece < pieces.size(), "the pieces of a group are as long as its unit");
     const auto rest = pieces[piece].subspan(skip_bytes);
     skip_bytes = 0;
     if (rest.empty()) continue;

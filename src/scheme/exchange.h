@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/invariant.h"
 #include "kernel/kernel.h"
 #include "plan/priority.h"
 #include "poseidon/client.h"
@@ -98,7 +99,7 @@ struct Progress {
 class SchemeProtocol;
 
 /// What a lossy scheme, or a wire format with error feedback, keeps of a unit from one step to the next. Only the loop
-/// thread and, during an exchange, its computation use it.
+/// thread and, during an exchange, its computation use it (Syncer checks it).
 struct Kept {
   Buffer memory;  // float32s: what has not been sent yet, for each element, and then what else the scheme keeps
 
@@ -112,7 +113,7 @@ struct Kept {
   }
 };
 
-/// Owned by its syncer. Only the loop thread uses it.
+/// Owned by its syncer. Only the loop thread uses it (Syncer checks it).
 struct Exchange {
   ExchangeUnit about;
   std::uint64_t step = 0;  // the number of pushes so far
@@ -145,6 +146,7 @@ struct Exchange {
 
   /// Begins the next exchange with `next`. Of the last exchange, only the step and `kept` stay.
   void begin(Operation next, const SchemeProtocol& by, Scheme scheme, PeerInbox early) {
+    invariant(!progress.running, "an exchange of a unit begins when the one before has ended");
     operation = std::move(next);
     protocol = &by;
     if (push() != nullptr) ++step;

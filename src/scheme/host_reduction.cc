@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/invariant.h"
 #include "kernel/kernel.h"
 #include "scheme/chunk_payload.h"
 #include "scheme/conversion.h"
@@ -192,6 +193,8 @@ Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchang
 void store_part(PeerInbox& inbox, const wire::Header& header, std::span<const std::byte> payload, const Links& links) {
   LocalChunk& local = inbox.local_chunks[header.chunk];
   LocalPart& part = local.parts[links.hosts.part_of(links.rank, header.rank)];
+  invariant(part.accepted && !part.arrived && payload.size() <= part.buffer.size(),
+            "a part completes once, in the memory that it was given");
   if (!payload.empty() && payload.data() != part.buffer.data())
     std::memcpy(part.buffer.data(), payload.data(), payload.size());
   part.arrived = true;

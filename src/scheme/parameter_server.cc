@@ -4,6 +4,7 @@
 #include <cstring>
 #include <set>
 
+#include "base/invariant.h"
 #include "kernel/kernel.h"
 #include "scheme/chunk_payload.h"
 #include "scheme/conversion.h"
@@ -66,6 +67,7 @@ bool passes_on_only(const Exchange& exchange, const wire::Header& answer, const 
 
 /// Returns where the result of a chunk is written.
 std::span<std::byte> place_of(const Exchange& exchange, const Chunk& chunk) {
+  invariant(chunk.offset_bytes + chunk.size_bytes <= exchange.progress.result.size(), "a chunk lies within its result");
   return exchange.progress.result.subspan(chunk.offset_bytes, chunk.size_bytes);
 }
 
@@ -75,6 +77,7 @@ constexpr std::size_t kLargeBytes = 1u << 20;
 
 /// Copies a chunk's values to their place. Nobody reads a large layer before much else has come.
 void copy_result(const Exchange& exchange, std::span<const std::byte> values, std::span<std::byte> place) {
+  invariant(values.size() == place.size(), "a result has the size of its chunk");
   if (exchange.unit().size_bytes >= kLargeBytes)
     kernel::copy_past_caches(values, place.data());
   else
@@ -114,6 +117,8 @@ void ParameterServer::clear_empty_chunks(const Exchange& exchange) {
 void ParameterServer::scatter(const Exchange& exchange, const Chunk& chunk, std::span<const std::byte> values) {
   const auto& members = exchange.gradient<GroupedGradients>()->members;
   const auto& offsets = exchange.unit().offsets_bytes;
+  invariant(members.size() == offsets.size() && values.size() == chunk.size_bytes,
+            "a group's result goes to all its members");
   const auto after = std::upper_bound(offsets.begin(), offsets.end(), chunk.offset_bytes);
   for (std::size_t member = static_cast<std::size_t>(after - offsets.begin()) - 1; member < offsets.size(); ++member) {
     const std::size_t begin = std::max(offsets[member], chunk.offset_bytes);
@@ -334,6 +339,8 @@ void ParameterServer::note_received(Exchange& exchange, const wire::Header& head
   const bool crossed = header.kind == wire::Kind::local_result ? links.hosts.crosses(header.rank, links.rank)
                                                                : !links.is_local(exchange.unit().chunks[header.chunk]);
   if (crossed) outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
+  invariant(progress.chunks[header.chunk] == ChunkArrival::accepted && progress.chunks_missing > 0,
+            "an answer completes once, after it was accepted");
   progress.chunks[header.chunk] = ChunkArrival::received;
   take_answer(exchange, header);
   outcome.present = outcome.present || !absent;

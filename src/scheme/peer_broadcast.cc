@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/invariant.h"
 #include "poseidon/plan.h"
 
 namespace poseidon {
@@ -27,6 +28,7 @@ void count_received(Exchange& exchange, const Links& links, std::uint32_t rank, 
 /// The result is written to the memory of the gradient, perhaps while slow peers still receive it. So the dense part,
 /// which is rare, is copied.
 Buffer dense_copy(const Unit& unit, std::span<const std::byte> gradient, const Links& links) {
+  invariant(gradient.size() == unit.size_bytes, "a dense gradient has its unit's size");
   Buffer copy = links.pool->take(dense_bytes(unit));
   if (unit.converts_factors())
     kernel::encode(unit.factor_dtype, reinterpret_cast<const float*>(gradient.data()), copy.data(),
@@ -60,6 +62,7 @@ void PeerBroadcast::start(Exchange& exchange, const Links& links) const {
 void PeerBroadcast::send_part(Exchange& exchange, const Links& links, const wire::Contribution& body,
                               const Pieces& payload) const {
   PeerInbox& inbox = exchange.progress.inbox;
+  invariant(!inbox.parts[links.rank].arrived, "a worker contributes once to a step");
   inbox.parts[links.rank].arrived = true;
   ++inbox.arrived_count;
   exchange.progress.contributing = false;
@@ -143,6 +146,8 @@ Status PeerBroadcast::store(PeerInbox& inbox, Exchange& exchange, const wire::He
                             std::span<const std::byte> payload, const Links& links) const {
   const auto body = wire::Contribution::read(header);
   Part& part = inbox.parts[header.rank];
+  invariant(part.accepted && !part.arrived && payload.size() <= part.buffer.size(),
+            "a part completes once, in the memory that it was given");
   part.arrived = true;
   part.present = !body.absent;
   part.factor_count = body.factor_count;
@@ -180,6 +185,7 @@ void PeerBroadcast::pass_on(PeerInbox& inbox, Exchange& exchange, const wire::He
     if (hosts.crosses(links.rank, rank)) inbox.passed_on_bytes += wire::kHeaderBytes + header.payload_bytes;
     ++exchange.passed_on_pending;
     flow->send(header, payload, [&exchange](const Status&) {
+      invariant(exchange.passed_on_pending > 0, "a part is passed on once to each worker");
       --exchange.passed_on_pending;
       exchange.complete_if_done();
     });
@@ -188,6 +194,7 @@ void PeerBroadcast::pass_on(PeerInbox& inbox, Exchange& exchange, const wire::He
 
 void PeerBroadcast::finish_if_complete(Exchange& exchange, const Links& links) const {
   const PeerInbox& inbox = exchange.progress.inbox;
+  invariant(inbox.arrived_count <= links.worker_count, "no more parts arrive than there are workers");
   if (inbox.arrived_count == links.worker_count) {
     exchange.progress.received = true;
     exchange.outcome.bytes_sent += inbox.passed_on_bytes;
@@ -229,7 +236,7 @@ const PeerBroadcast& peer_broadcast_of(wire::Kind kind) {
     if (!protocol.traits().uses_peers) continue;
     if (const auto& peers = static_cast<const PeerBroadcast&>(protocol); peers.kind() == kind) return peers;
   }
-  std::abort();  // kinds.def says which kinds come from peers, and each of them has a scheme
+  break_down("each kind of message that peers exchange has a scheme (kinds.def)");
 }
 
 }  // namespace poseidon

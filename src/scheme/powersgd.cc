@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 
+#include "base/invariant.h"
 #include "kernel/compression.h"
 #include "poseidon/plan.h"
 #include "scheme/peer_broadcast.h"
@@ -68,6 +69,7 @@ std::vector<Slice> slices_of(const Unit& unit, std::size_t float_count) {
 struct State {
   explicit State(Exchange& exchange) : shape(shape_of(*exchange.about.layer)) {
     auto& buffers = exchange.progress.converted;
+    invariant(buffers.size() >= 3, "the vectors have their memory from the start of the exchange");
     left = reinterpret_cast<float*>(buffers[0].data());
     own = reinterpret_cast<float*>(buffers[1].data());
     total = reinterpret_cast<float*>(buffers[2].data());
@@ -163,6 +165,8 @@ class PowerSgd final : public SchemeProtocol {
       exchange.outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
     exchange.outcome.factor_count = result.factor_count;
     exchange.outcome.present = !result.absent;
+    invariant(progress.chunks[header.chunk] == ChunkArrival::accepted && progress.chunks_missing > 0,
+              "an answer completes once, after it was accepted");
     progress.chunks[header.chunk] = ChunkArrival::received;
     if (--progress.chunks_missing == 0) end_round(exchange, links);
     exchange.complete_if_done();

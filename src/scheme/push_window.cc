@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/invariant.h"
+
 namespace poseidon {
 
 PushWindow::PushWindow(Loop& loop, std::size_t limit_bytes)
@@ -16,10 +18,12 @@ bool PushWindow::has_room(std::uint16_t level) const {
 }
 
 void PushWindow::set_round_trip(std::chrono::nanoseconds round_trip) {
+  loop_.check_thread();
   if (round_trip.count() > 0 && (round_trip_.count() == 0 || round_trip < round_trip_)) round_trip_ = round_trip;
 }
 
 void PushWindow::push(Id id, std::uint16_t level, std::size_t size_bytes, Send send) {
+  loop_.check_thread();
   waiting_.push(level, {id, level, size_bytes, std::move(send)});
   send_soon();
 }
@@ -47,6 +51,7 @@ void PushWindow::send_waiting() {
 }
 
 void PushWindow::answered(Id id) {
+  loop_.check_thread();
   const auto found = awaited_.find(key_of(id));
   if (found == awaited_.end()) return;
   const std::size_t size_bytes = found->second.size_bytes;
@@ -54,6 +59,8 @@ void PushWindow::answered(Id id) {
   learn(last_result_ - found->second.sent);
   adapt(last_result_ - found->second.sent, size_bytes);
   const auto level = awaited_bytes_.find(found->second.level);
+  invariant(level != awaited_bytes_.end() && size_bytes <= level->second,
+            "an awaited push fills the window until then");
   level->second -= size_bytes;
   if (level->second == 0) awaited_bytes_.erase(level);
   awaited_.erase(found);
@@ -62,11 +69,13 @@ void PushWindow::answered(Id id) {
 }
 
 void PushWindow::open() {
+  loop_.check_thread();
   open_ = true;
   send_waiting();
 }
 
 void PushWindow::drop() {
+  loop_.check_thread();
   open_ = true;
   while (!waiting_.empty()) waiting_.pop().send(false);
 }

@@ -5,6 +5,7 @@
 namespace poseidon {
 
 #define POSEIDON_SCHEME(name) const SchemeProtocol& name##_scheme();
+#include "base/invariant.h"
 #include "poseidon/schemes.def"
 #undef POSEIDON_SCHEME
 
@@ -39,6 +40,7 @@ wire::Envelope envelope_of(const Exchange& exchange, const Links& links) {
 
 wire::Contribution contribution_of(const Exchange& exchange, const Links& links, wire::Kind kind) {
   wire::Contribution body(kind, envelope_of(exchange, links));
+  invariant(exchange.push() != nullptr, "only a push contributes to a step");
   const Push& push = *exchange.push();
   const bool has_factor_dtype = kind == wire::Kind::factors || kind == wire::Kind::rows;
   body.dtype = has_factor_dtype ? exchange.unit().factor_dtype : exchange.unit().wire_dtype;
@@ -77,6 +79,7 @@ void send_counted(Exchange& exchange, const Links& links, Flow& flow, Receiving 
   if (to.crosses_network) exchange.outcome.bytes_sent += wire::kHeaderBytes + event.bytes;
   ++exchange.progress.sends_pending;
   flow.send(header, std::move(payload), [&exchange](const Status&) {
+    invariant(exchange.progress.sends_pending > 0, "a send is done once, before its exchange ends");
     // A failed send also closes its flow. That fails the exchange with the better message.
     --exchange.progress.sends_pending;
     exchange.complete_if_done();
@@ -100,6 +103,7 @@ void send_to_server(Exchange& exchange, const Links& links, const Chunk& chunk, 
   ++exchange.progress.sends_pending;
   window->push({header.unit, chunk.index}, exchange.priority.level, size_bytes,
                [&exchange, send, pieces = std::move(payload)](bool go) mutable {
+                 invariant(exchange.progress.sends_pending > 0, "a push leaves its window once");
                  if (go) send(std::move(pieces));
                  --exchange.progress.sends_pending;
                  exchange.complete_if_done();

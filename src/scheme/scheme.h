@@ -7,6 +7,7 @@
 #include "base/buffer_pool.h"
 #include "base/executor.h"
 #include "base/flight_recorder.h"
+#include "base/invariant.h"
 #include "plan/hosts.h"
 #include "plan/priority.h"
 #include "scheme/exchange.h"
@@ -43,7 +44,10 @@ struct Links {
     return (core * flow_count + static_cast<std::size_t>(chunk.flow)) * class_count + priority_class;
   }
   Flow& flow_of(const Chunk& chunk, std::size_t priority_class) const {
-    return *servers[static_cast<std::size_t>(chunk.server)][lane_of(chunk, priority_class)];
+    const auto& lanes = servers[static_cast<std::size_t>(chunk.server)];
+    const std::size_t lane = lane_of(chunk, priority_class);
+    invariant(lane < lanes.size() && lanes[lane] != nullptr, "a chunk's server is connected when it is needed");
+    return *lanes[lane];
   }
   /// Returns the window of the chunk's server; null if it has none.
   PushWindow* window_of(const Chunk& chunk) const {
@@ -52,7 +56,7 @@ struct Links {
   bool is_local(const Chunk& chunk) const { return server_is_local[static_cast<std::size_t>(chunk.server)]; }
 };
 
-/// Has no state; the state is in the Exchange. Only the loop thread uses it.
+/// Has no state; the state is in the Exchange. Only the loop thread uses it (Syncer checks it).
 class SchemeProtocol {
  public:
   explicit SchemeProtocol(const SchemeTraits& traits) : traits_(traits) {}

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/invariant.h"
 #include "scheme/conversion.h"
 
 namespace poseidon {
@@ -31,7 +32,9 @@ bool contiguous(const ExchangeUnit& about, const Block& block) { return block.co
 std::size_t value_count(const Block& block) { return block.row_count * block.col_count; }
 
 const Block& block_of(const Unit& unit, std::uint32_t chunk) {
-  return *std::ranges::lower_bound(unit.blocks, chunk, {}, &Block::chunk);
+  const auto block = std::ranges::lower_bound(unit.blocks, chunk, {}, &Block::chunk);
+  invariant(block != unit.blocks.end() && block->chunk == chunk, "only chunks with a block are awaited");
+  return *block;
 }
 
 /// Marks every block as awaited. Other chunks have no answer.
@@ -104,6 +107,7 @@ std::byte* place_of(const Exchange& exchange, const Block& block) {
 /// Writes a block to its place in the result.
 void write_block(const Exchange& exchange, const Block& block, std::span<const std::byte> payload) {
   const Unit& unit = exchange.unit();
+  invariant(payload.size() == array_bytes(unit.factor_dtype, value_count(block)), "a result has the size of its block");
   std::byte* const place = place_of(exchange, block);
   if (payload.data() == place) return;
   const std::size_t row_bytes = array_bytes(unit.factor_dtype, block.col_count);

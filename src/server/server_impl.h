@@ -61,14 +61,16 @@ class ServerImpl final : public Server {
   /// Sets the names of the secrets (wire::Key::name), for JobReport::secret. Call it before `listen`.
   void name_secrets(std::vector<std::string> key_ids) { key_ids_ = std::move(key_ids); }
 
-  /// Adds one value to a flight record: what the cores know. Any thread but theirs may call it. It waits for them.
+  /// Adds one value to a flight record: what the cores know. Any thread but theirs may call it (ServerCore checks
+  /// it). It waits for them.
   void report(JsonWriter& json, std::int64_t time_ns);
 
   /// Returns the ranks without which steps have ended, by rank. The numbers of steps are those that this server knows,
-  /// so they are lower bounds. Any thread but the cores' may call it.
+  /// so they are lower bounds. Any thread but the cores' may call it (ServerCore checks it).
   std::vector<LateRank> late_ranks();
 
-  /// Returns the network bytes of all flows so far: sent, received. Any thread but the cores' may call it.
+  /// Returns the network bytes of all flows so far: sent, received. Any thread but the cores' may call it (ServerCore
+  /// checks it).
   std::pair<std::uint64_t, std::uint64_t> traffic();
 
  private:

@@ -21,6 +21,7 @@ Transfer stopped(int error) { return {would_block(error) ? Transfer::Outcome::bl
 }  // namespace
 
 Transfer ByteStream::send(std::span<iovec> pieces) {
+  const OneThread::Turn turn(one_thread_);
   if (tls_) return tls_->send(pieces);
   const msghdr message = message_of(pieces);
   for (;;) {
@@ -32,6 +33,7 @@ Transfer ByteStream::send(std::span<iovec> pieces) {
 }
 
 Transfer ByteStream::receive(std::span<iovec> pieces) {
+  const OneThread::Turn turn(one_thread_);
   if (tls_) return tls_->receive(pieces);
   msghdr message = message_of(pieces);
   for (;;) {
@@ -44,12 +46,14 @@ Transfer ByteStream::receive(std::span<iovec> pieces) {
 }
 
 bool ByteStream::finish() {
+  const OneThread::Turn turn(one_thread_);
   if (tls_ && tls_->finish().outcome == Transfer::Outcome::blocked) return false;
   ::shutdown(socket_.get(), SHUT_WR);
   return true;
 }
 
 void ByteStream::close() {
+  const OneThread::Turn turn(one_thread_);
   tls_.reset();
   socket_.reset();
 }

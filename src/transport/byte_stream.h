@@ -8,12 +8,13 @@
 #include <string>
 
 #include "base/file_descriptor.h"
+#include "base/one_thread.h"
 #include "transport/tls/tls_session.h"
 #include "transport/transfer.h"
 
 namespace poseidon {
 
-/// One thread uses it. No call blocks or raises SIGPIPE.
+/// One thread at a time uses it. No call blocks or raises SIGPIPE.
 class ByteStream {
  public:
   ByteStream() = default;
@@ -29,17 +30,26 @@ class ByteStream {
   Transfer send(std::span<iovec> pieces);
   /// Whether taken bytes are not with the system yet. Then call send() again when the socket is writable, even with
   /// nothing to send.
-  bool has_unsent() const { return tls_ && tls_->has_unsent(); }
+  bool has_unsent() const {
+    const OneThread::Turn turn(one_thread_);
+    return tls_ && tls_->has_unsent();
+  }
   /// Ends the stream for the peer's reader. If it returns false, call it again when the socket is writable.
   bool finish();
 
   /// Fills the pieces, one after the other. If it fills fewer bytes than asked for, there are no more at the moment.
   Transfer receive(std::span<iovec> pieces);
   /// Whether bytes may have arrived for which the socket does not become readable.
-  bool has_unread() const { return tls_ && tls_->has_unread(); }
+  bool has_unread() const {
+    const OneThread::Turn turn(one_thread_);
+    return tls_ && tls_->has_unread();
+  }
 
   /// Why the last call has failed.
-  std::string failure() const { return tls_ ? tls_->failure() : errno_text(error_); }
+  std::string failure() const {
+    const OneThread::Turn turn(one_thread_);
+    return tls_ ? tls_->failure() : errno_text(error_);
+  }
 
   /// Closes at once, even if something is still being sent.
   void close();
@@ -48,6 +58,7 @@ class ByteStream {
   FileDescriptor socket_;
   std::unique_ptr<TlsSession> tls_;  // destroyed before the socket
   int error_ = 0;
+  [[no_unique_address]] OneThread one_thread_{"ByteStream"};
 };
 
 }  // namespace poseidon

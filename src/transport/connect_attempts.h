@@ -7,6 +7,8 @@
 #include <optional>
 
 #include "base/clock.h"
+#include "base/invariant.h"
+#include "base/one_thread.h"
 
 namespace poseidon {
 
@@ -16,16 +18,25 @@ class ConnectAttempts {
  public:
   /// `candidate_count` must be above 0.
   ConnectAttempts(std::size_t candidate_count, Clock::time_point deadline)
-      : candidate_count_(candidate_count), deadline_(deadline) {}
+      : candidate_count_(candidate_count), deadline_(deadline) {
+    invariant(candidate_count > 0, "there is an address to connect to");
+  }
 
   /// The index of the candidate whose turn it is.
-  std::size_t candidate() const { return candidate_; }
+  std::size_t candidate() const {
+    one_thread_.check();
+    return candidate_;
+  }
 
   /// Returns when to give up a try that begins now and may take `longest`.
-  Clock::time_point limit(Clock::duration longest) const { return std::min(deadline_, Clock::now() + longest); }
+  Clock::time_point limit(Clock::duration longest) const {
+    one_thread_.check();
+    return std::min(deadline_, Clock::now() + longest);
+  }
 
   /// The candidate has failed, and the next one's turn comes. Returns when to try it; nullopt after the deadline.
   std::optional<Clock::time_point> next() {
+    one_thread_.check();
     candidate_ = (candidate_ + 1) % candidate_count_;
     const auto now = Clock::now();
     if (now >= deadline_) return std::nullopt;
@@ -42,6 +53,7 @@ class ConnectAttempts {
   const Clock::time_point deadline_;
   std::size_t candidate_ = 0;
   std::chrono::milliseconds pause_{50};
+  [[no_unique_address]] OneThread one_thread_{"ConnectAttempts"};
 };
 
 }  // namespace poseidon

@@ -19,6 +19,7 @@ ConnectionHandshake::ConnectionHandshake(wire::Handshake::Role role, wire::Purpo
       context_(admission.tls) {}
 
 HandshakeStep ConnectionHandshake::advance(int socket) {
+  one_thread_.check();
   if (!tls_) {
     const HandshakeStep step = poseidon::advance(proof_, socket);
     if (step == HandshakeStep::failed) return failed(errno_text(errno));

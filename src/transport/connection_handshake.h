@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 
+#include "base/one_thread.h"
 #include "transport/admission.h"
 #include "transport/tls/tls_session.h"
 #include "wire/handshake.h"
@@ -21,14 +22,29 @@ class ConnectionHandshake {
   /// `over`, state() has the result.
   HandshakeStep advance(int socket);
 
-  wire::Handshake::State state() const { return proof_.state(); }
-  bool names_other_secret() const { return proof_.names_other_secret(); }
+  wire::Handshake::State state() const {
+    one_thread_.check();
+    return proof_.state();
+  }
+  bool names_other_secret() const {
+    one_thread_.check();
+    return proof_.names_other_secret();
+  }
   /// wire::Handshake::key_name.
-  const std::string& key_name() const { return proof_.key_name(); }
+  const std::string& key_name() const {
+    one_thread_.check();
+    return proof_.key_name();
+  }
   /// Why the handshake has failed.
-  const std::string& failure() const { return failure_; }
+  const std::string& failure() const {
+    one_thread_.check();
+    return failure_;
+  }
   /// The session, once the handshake is over and done. Null if the connection is not encrypted.
-  std::unique_ptr<TlsSession> take_tls() { return std::move(tls_); }
+  std::unique_ptr<TlsSession> take_tls() {
+    one_thread_.check();
+    return std::move(tls_);
+  }
 
  private:
   HandshakeStep failed(std::string why);
@@ -38,6 +54,7 @@ class ConnectionHandshake {
   std::shared_ptr<const TlsContext> context_;  // null: no TLS
   std::unique_ptr<TlsSession> tls_;            // exists after the proof
   std::string failure_;
+  [[no_unique_address]] OneThread one_thread_{"ConnectionHandshake"};
 };
 
 }  // namespace poseidon

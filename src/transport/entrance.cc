@@ -34,6 +34,7 @@ Entrance::Entrance(Loop& loop, FileDescriptor socket, wire::Purpose purpose, Adm
       on_enter_(std::move(on_enter)) {}
 
 Entrance::~Entrance() {
+  loop_.check_thread();
   loop_.cancel(resume_timer_);
   loop_.cancel(patience_timer_);
   loop_.unwatch(socket_.get());
@@ -41,6 +42,7 @@ Entrance::~Entrance() {
 }
 
 Status Entrance::start() {
+  loop_.check_thread();
   return loop_.watch(socket_.get(), EPOLLIN, [this](std::uint32_t) { accept_some(); });
 }
 

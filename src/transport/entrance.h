@@ -40,15 +40,15 @@ class Entrance {
   /// `socket` must listen and be nonblocking. Any thread may call it.
   Entrance(Loop& loop, FileDescriptor socket, wire::Purpose purpose, Admission admission, SourceOf source_of,
            OnEnter on_enter);
-  /// Only the loop thread may call this and the following.
+  /// Only the loop's thread may call this and `start`.
   ~Entrance();
   Entrance(const Entrance&) = delete;
   Entrance& operator=(const Entrance&) = delete;
 
-  Status start();
-
-  /// Sets what is called when a process of this version has named another secret.
+  /// Sets what is called, on the loop, when a process of this version has named another secret. Call it before `start`.
   void on_other_secret(std::function<void(int socket)> call) { on_other_secret_ = std::move(call); }
+
+  Status start();
 
  private:
   struct Pending {

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/invariant.h"
+
 namespace poseidon {
 
 Status check_send(const Status& send_error, bool open, const std::string& peer_name, wire::Header& header,
@@ -22,6 +24,8 @@ Status FlowEnd::lost(const std::string& why) const {
 }
 
 void FlowEnd::end(const Status& status, bool ours) {
+  one_thread_.check();
+  invariant(!ended_, "a flow ends once");
   ended_ = true;
   status_ = ours ? Status() : status;
   if (!send_error_.ok()) return;
@@ -30,10 +34,12 @@ void FlowEnd::end(const Status& status, bool ours) {
 }
 
 void FlowEnd::run_finished() {
+  one_thread_.check();
   for (const auto& [done, status] : std::exchange(finished_, {})) done(status);
 }
 
 void FlowEnd::post(Loop& loop, std::shared_ptr<Flow> flow, Receiver*& receiver) {
+  one_thread_.check();
   if (std::exchange(posted_, true)) return;
   loop.post([this, flow = std::move(flow), &receiver] {
     posted_ = false;

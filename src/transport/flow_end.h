@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/one_thread.h"
 #include "poseidon/status.h"
 #include "transport/loop.h"
 #include "transport/transport.h"
@@ -31,20 +32,38 @@ class FlowEnd {
   Status lost(const std::string& why) const;
 
   /// If it is not ok, no send can succeed any more.
-  const Status& send_error() const { return send_error_; }
-  void fail_sends(const Status& status) { send_error_ = status; }
+  const Status& send_error() const {
+    one_thread_.check();
+    return send_error_;
+  }
+  void fail_sends(const Status& status) {
+    one_thread_.check();
+    send_error_ = status;
+  }
 
   /// Notes that the flow has ended: after its own close() (`ours`), otherwise with `status`. Sends that have not failed
   /// for another reason fail for this one.
   void end(const Status& status, bool ours);
   /// The status for on_closed.
-  const Status& status() const { return status_; }
+  const Status& status() const {
+    one_thread_.check();
+    return status_;
+  }
 
   /// Notes a send's `done`, which must not run inside send. run_finished() runs it.
-  void finish(Done done, const Status& status) { finished_.push_back({std::move(done), status}); }
-  bool has_finished() const { return !finished_.empty(); }
+  void finish(Done done, const Status& status) {
+    one_thread_.check();
+    finished_.push_back({std::move(done), status});
+  }
+  bool has_finished() const {
+    one_thread_.check();
+    return !finished_.empty();
+  }
   void run_finished();
-  void drop_finished() { finished_.clear(); }
+  void drop_finished() {
+    one_thread_.check();
+    finished_.clear();
+  }
 
   /// Posts run_finished() and, if the flow has ended by then, its on_closed. `flow` is the flow of which this is a
   /// part, and `receiver` is the flow's.
@@ -62,6 +81,7 @@ class FlowEnd {
   bool ended_ = false;
   std::vector<Finished> finished_;
   bool posted_ = false;
+  [[no_unique_address]] OneThread one_thread_{"FlowEnd"};
 };
 
 }  // namespace poseidon

@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/invariant.h"
+#include "base/one_thread.h"
 #include "wire/header.h"
 
 namespace poseidon {
@@ -25,10 +27,15 @@ class LevelQueue {
     tails_.fill(kNone);
   }
 
-  bool empty() const { return words_ == 0; }
+  bool empty() const {
+    one_thread_.check();
+    return words_ == 0;
+  }
 
   /// Appends a value to its level, which must be below wire::kPriorityLevels.
   void push(std::uint16_t level, T value) {
+    one_thread_.check();
+    invariant(level < wire::kPriorityLevels, "a message's level is below wire::kPriorityLevels");
     const std::uint32_t node = take_node(std::move(value));
     if (heads_[level] == kNone)
       heads_[level] = node;
@@ -40,10 +47,16 @@ class LevelQueue {
   }
 
   /// The value that pop() would return. The queue must not be empty.
-  const T& first() const { return nodes_[heads_[first_level()]].value; }
+  const T& first() const {
+    one_thread_.check();
+    invariant(words_ != 0, "only a queue that is not empty has a first value");
+    return nodes_[heads_[first_level()]].value;
+  }
 
   /// Removes and returns the first value. The queue must not be empty.
   T pop() {
+    one_thread_.check();
+    invariant(words_ != 0, "a value is taken from a queue that has one");
     const std::size_t level = first_level();
     const std::uint32_t node = heads_[level];
     heads_[level] = nodes_[node].next;
@@ -61,6 +74,7 @@ class LevelQueue {
   /// Calls `visit` with the values in the order in which they would be popped, as long as it returns true.
   template <typename Visit>
   void visit(const Visit& visit) const {
+    one_thread_.check();
     for (std::uint32_t words = words_; words != 0; words &= words - 1) {
       const auto word = static_cast<std::size_t>(std::countr_zero(words));
       for (std::uint64_t bits = bits_[word]; bits != 0; bits &= bits - 1) {
@@ -103,6 +117,7 @@ class LevelQueue {
   std::array<std::uint32_t, wire::kPriorityLevels> tails_{};
   std::array<std::uint64_t, kWords> bits_{};  // a bit for each level that is not empty
   std::uint32_t words_ = 0;                   // a bit for each word of bits_ that is not 0
+  [[no_unique_address]] OneThread one_thread_{"LevelQueue"};
 };
 
 }  // namespace poseidon

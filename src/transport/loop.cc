@@ -21,6 +21,8 @@
 
 #include "base/file_descriptor.h"
 #include "base/float_mode.h"
+#include "base/invariant.h"
+#include "base/one_thread.h"
 
 namespace poseidon {
 
@@ -49,6 +51,8 @@ struct Loop::State {
   FileDescriptor wake;
   std::thread thread;
   std::atomic<std::thread::id> thread_id{};
+  [[no_unique_address]] OneThread runner{"a loop"};                          // the loop's thread, for ever
+  [[no_unique_address]] OneThread user{"an object of a loop's own thread"};  // the same until the loop is stopped
 
   std::mutex mutex;
   std::vector<std::function<void()>> tasks;  // guarded by mutex
@@ -178,6 +182,8 @@ Loop::Loop(const std::string& name) : state_(std::make_unique<State>()) {
   state_->open();
   state_->thread = std::thread([state = state_.get(), thread_name = name.substr(0, kThreadNameBytes)] {
     state->thread_id.store(std::this_thread::get_id());
+    state->runner.check();
+    state->user.check();
     ::pthread_setname_np(::pthread_self(), thread_name.c_str());
     keep_denormals();
     state->run();
@@ -187,9 +193,11 @@ Loop::Loop(const std::string& name) : state_(std::make_unique<State>()) {
 Loop::~Loop() { stop(); }
 
 void Loop::stop() {
+  check_other_thread();
   if (!state_->thread.joinable()) return;
   post([state = state_.get()] { state->stopping = true; });
   state_->thread.join();
+  state_->user.hand_over();
 }
 
 void Loop::post(std::function<void()> task) {
@@ -217,9 +225,19 @@ void Loop::call(const std::function<void()>& task) {
 
 bool Loop::in_loop_thread() const { return state_->thread_id.load() == std::this_thread::get_id(); }
 
-std::uint64_t Loop::round() const { return state_->round; }
+#ifdef POSEIDON_CHECKS
+void Loop::check_thread(const char* file, int line) const { state_->user.check(file, line); }
+
+void Loop::check_other_thread(const char* file, int line) const { state_->runner.check_other(file, line); }
+#endif
+
+std::uint64_t Loop::round() const {
+  check_thread();
+  return state_->round;
+}
 
 Status Loop::watch(int fd, std::uint32_t events, std::function<void(std::uint32_t)> handler) {
+  check_thread();
   const std::uint32_t generation = state_->next_generation++;
   epoll_event event{};
   event.events = events;
@@ -232,6 +250,7 @@ Status Loop::watch(int fd, std::uint32_t events, std::function<void(std::uint32_
 }
 
 Status Loop::rewatch(int fd, std::uint32_t events) {
+  check_thread();
   const auto it = state_->watches.find(fd);
   if (it == state_->watches.end()) {
     return {ErrorCode::invalid_argument, "descriptor " + std::to_string(fd) + " is not watched"};
@@ -246,6 +265,7 @@ Status Loop::rewatch(int fd, std::uint32_t events) {
 }
 
 void Loop::unwatch(int fd) {
+  check_thread();
   const auto it = state_->watches.find(fd);
   if (it == state_->watches.end()) return;
   const auto watch = it->second;  // what the handler owns is destroyed when the map is consistent again
@@ -254,6 +274,8 @@ void Loop::unwatch(int fd) {
 }
 
 Loop::TimerId Loop::call_at(Clock::time_point when, std::function<void()> task) {
+  check_thread();
+  invariant(static_cast<bool>(task), "a timer has a task");
   const TimerId id = state_->next_timer++;
   state_->timers.emplace(std::pair{when, id}, std::move(task));
   state_->timer_times.emplace(id, when);
@@ -261,6 +283,7 @@ Loop::TimerId Loop::call_at(Clock::time_point when, std::function<void()> task) 
 }
 
 void Loop::cancel(TimerId timer) {
+  check_thread();
   const auto it = state_->timer_times.find(timer);
   if (it == state_->timer_times.end()) return;
   const auto task = state_->timers.extract({it->second, timer});  // destroyed when the maps are consistent again

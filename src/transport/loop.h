@@ -22,7 +22,7 @@ class Loop {
 
   /// Runs the tasks that were posted so far, and those that they post. Then it drops watches and timers, and ends the
   /// thread. If several owners share a loop, the one that is destroyed first stops it, after all have shut down.
-  /// Further calls have no effect. Not from the loop's own thread.
+  /// Further calls have no effect. Any thread but the loop's may call it.
   void stop();
 
   /// Runs `task` on the loop's thread, in the order of posting. Any thread; never blocks.
@@ -30,6 +30,17 @@ class Loop {
   /// Runs `task` on the loop's thread and returns when it has run. Any thread, including the loop's.
   void call(const std::function<void()>& task);
   bool in_loop_thread() const;
+
+  /// Abort if the wrong thread calls them, in builds with checks (base/one_thread.h). The first is for what belongs to
+  /// the loop's thread. When the loop has been stopped, that belongs to the thread that uses it next. The other is for
+  /// what waits for the loop's thread.
+#ifdef POSEIDON_CHECKS
+  void check_thread(const char* file = __builtin_FILE(), int line = __builtin_LINE()) const;
+  void check_other_thread(const char* file = __builtin_FILE(), int line = __builtin_LINE()) const;
+#else
+  void check_thread() const {}
+  void check_other_thread() const {}
+#endif
 
   // Only the loop's thread may call the following.
 

@@ -68,7 +68,8 @@ class Receiver {
   virtual void on_closed(Flow& flow, const Status& status) = 0;
 };
 
-/// A connection to one peer. Messages of one priority (wire::Header) are first in, first out. A message of a lower
+/// A connection to one peer. Only its loop's thread uses it (those that derive from it check it), but any thread may
+/// ask for the peer's name. Messages of one priority (wire::Header) are first in, first out. A message of a lower
 /// number overtakes messages that still wait here. Inside the process no message waits. A flow is owned by shared_ptr,
 /// and is destroyed on its loop's thread after on_closed, or before a receiver was set. Every `done` of a message that
 /// was sent before the flow ended runs before on_closed. A loop that ends while flows are open closes their connections
@@ -172,7 +173,8 @@ class Transport {
   virtual ~Transport() = default;
 
   /// Accepts flows at `address`. `on_accept` runs on `loop` for every new flow, before a receiver is set. To stop,
-  /// destroy the listener on any thread but the loop's; this blocks until the loop no longer uses it. Any thread.
+  /// destroy the listener on any thread but the loop's (TcpListener, ShmListener, InprocListener, UcxListener and
+  /// SpreadListener check it); this blocks until the loop no longer uses it. Any thread.
   /// ErrorCode::unreachable: the address cannot be bound; the message names it and the reason.
   virtual Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
                                                    std::function<void(std::shared_ptr<Flow>)> on_accept) = 0;

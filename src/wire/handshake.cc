@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/hexadecimal.h"
+#include "base/invariant.h"
 #include "base/random_bytes.h"
 #include "base/wipe.h"
 
@@ -100,6 +101,7 @@ Handshake::Handshake(Role role, Purpose purpose, Credentials credentials, const 
 }
 
 void Handshake::receive(std::span<const std::byte> bytes) {
+  one_thread_.check();
   if (state_ != State::running) return;
   if (bytes.size() > wanted_bytes()) {
     state_ = State::foreign;
@@ -119,15 +121,21 @@ void Handshake::receive(std::span<const std::byte> bytes) {
 }
 
 std::span<const std::byte> Handshake::take_outgoing() {
+  one_thread_.check();
   return std::span(std::as_const(out_)).first(std::exchange(out_bytes_, 0));
 }
 
 const std::string& Handshake::key_name() const {
+  one_thread_.check();
   static const std::string none;
   return state_ == State::done ? key_->name : none;
 }
 
-Digest Handshake::tls_key() const { return hmac_of_exchange(key_->tls, "session"); }
+Digest Handshake::tls_key() const {
+  one_thread_.check();
+  invariant(state_ == State::done, "only a handshake that is done has a key for TLS");
+  return hmac_of_exchange(key_->tls, "session");
+}
 
 /// Compares everything but the encryption, which each end states for itself.
 bool Handshake::begins_like_ours(std::span<const std::byte> bytes) const {
@@ -176,6 +184,7 @@ Handshake::State Handshake::agreed() const {
 }
 
 void Handshake::append(std::span<const std::byte> bytes) {
+  invariant(bytes.size() <= out_.size() - out_bytes_, "what a handshake sends at once fits its longest message");
   std::ranges::copy(bytes, out_.begin() + static_cast<std::ptrdiff_t>(out_bytes_));
   out_bytes_ += bytes.size();
 }
@@ -183,6 +192,7 @@ void Handshake::append(std::span<const std::byte> bytes) {
 /// Returns the proof of the end in `role`. The labels of the two ends differ, so neither proof can be sent back as the
 /// other's.
 Digest Handshake::proof_of(Role role) const {
+  invariant(key_ != nullptr, "only who knows the secret proves it");
   return hmac_of_exchange(key_->proof, role == Role::connector ? "connector" : "acceptor");
 }
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/one_thread.h"
 #include "base/sha256.h"
 #include "poseidon/status.h"
 
@@ -92,10 +93,16 @@ class Handshake {
   Handshake(Role role, Purpose purpose, Credentials credentials, const Nonce& nonce,
             Encryption encryption = Encryption::none);
 
-  State state() const { return state_; }
+  State state() const {
+    one_thread_.check();
+    return state_;
+  }
   /// Returns the most bytes that receive() takes now. They never include a byte of what follows the handshake. Returns
   /// 0 when the handshake is over.
-  std::size_t wanted_bytes() const { return state_ == State::running ? expected_bytes_ - in_bytes_ : 0; }
+  std::size_t wanted_bytes() const {
+    one_thread_.check();
+    return state_ == State::running ? expected_bytes_ - in_bytes_ : 0;
+  }
   void receive(std::span<const std::byte> bytes);
   /// Returns what to send now. Each part is returned once and is valid until the next receive().
   std::span<const std::byte> take_outgoing();
@@ -103,7 +110,10 @@ class Handshake {
   /// no secret.
   const std::string& key_name() const;
   /// Whether the connector has named a secret that is not known here. Its proof can only be invalid, if it comes.
-  bool names_other_secret() const { return role_ == Role::acceptor && !prefix_expected_ && key_ == nullptr; }
+  bool names_other_secret() const {
+    one_thread_.check();
+    return role_ == Role::acceptor && !prefix_expected_ && key_ == nullptr;
+  }
   /// Returns the key of this connection's TLS session, once the handshake is done. Nobody can compute it without the
   /// secret.
   Digest tls_key() const;
@@ -135,6 +145,7 @@ class Handshake {
   std::size_t out_bytes_ = 0;
   std::array<std::byte, kLongestHandshakeBytes> in_{};
   std::array<std::byte, kLongestHandshakeBytes> out_{};
+  [[no_unique_address]] OneThread one_thread_{"Handshake"};
 };
 
 /// Returns the error for a connector whose handshake with `who` has failed: mismatch if it ended as foreign or with

@@ -4,6 +4,7 @@
 #include <functional>
 #include <vector>
 
+#include "base/invariant.h"
 #include "kernel/arithmetic.h"
 #include "kernel/kernel.h"
 
@@ -45,6 +46,7 @@ void aggregate_as(const std::function<void(const AggregateCall<T>&)>& aggregate_
 
 void aggregate(const Aggregator& aggregator, std::span<const std::byte* const> inputs, std::byte* out,
                std::size_t element_count, DType dtype, unsigned divisor) {
+  invariant(!inputs.empty() && divisor > 0 && dtype_is_floating(dtype), "contributions are of a floating-point type");
   if (dtype == DType::float64)
     aggregate_as<double>(aggregator.aggregate_float64, inputs, out, element_count, dtype, divisor);
   else

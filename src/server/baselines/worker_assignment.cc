@@ -18,6 +18,7 @@ class RemoteWorker final : public Requester {
       : home_(home), connection_id_(connection_id), here_(here) {}
 
   void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) override {
+    here_.check_thread();
     // The payload's memory belongs to this loop's pool, so its last owner must release it on this loop.
     std::shared_ptr<const Buffer> lent;
     if (payload)
@@ -30,6 +31,7 @@ class RemoteWorker final : public Requester {
     });
   }
   void refuse(const wire::Envelope& about, const Status& status) override {
+    here_.check_thread();
     home_.loop().post([&home = home_, id = connection_id_, about, status] {
       if (Requester* connection = home.connection(id)) connection->refuse(about, status);
     });
@@ -58,6 +60,7 @@ class WorkerAssignment final : public ChunkHandover {
 
   void hand_over(const JobName& job, std::uint64_t connection_id, const wire::Header& contribution,
                  std::span<const std::byte> payload, std::function<void()> release) override {
+    core_.loop().check_thread();
     WorkerAssignment& owner = owner_of(contribution);
     owner.core_.loop().post(
         [&owner, job, id = GuestId{index_, connection_id}, contribution, payload, release = std::move(release)] {
@@ -98,6 +101,7 @@ class WorkerAssignment final : public ChunkHandover {
   }
   /// Returns null if the guest has left meanwhile.
   RemoteWorker* guest(const JobName& job, const GuestId& id) {
+    core_.loop().check_thread();
     const auto guests = guests_.find(job);
     if (guests == guests_.end()) return nullptr;
     const auto worker = guests->second.find(id);

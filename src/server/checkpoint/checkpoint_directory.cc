@@ -192,6 +192,7 @@ Status CheckpointVersion::check_complete() const {
 }
 
 const CheckpointUnit* CheckpointVersion::unit(const std::string& name) const {
+  one_thread_.check();
   const auto found = units_.find(name);
   return found == units_.end() ? nullptr : &found->second.about;
 }
@@ -207,6 +208,7 @@ Status CheckpointVersion::load(Place place) {
 }
 
 Result<RestoredPiece> CheckpointVersion::read(const std::string& name, std::uint64_t offset, std::uint64_t size_bytes) {
+  one_thread_.check();
   const Unit& unit = units_.at(name);
   const wire::StoredUnit& about = unit.about.unit;
   RestoredPiece piece;
@@ -232,6 +234,7 @@ Result<RestoredPiece> CheckpointVersion::read(const std::string& name, std::uint
 }
 
 void CheckpointVersion::set_damaged_aside() const {
+  one_thread_.check();
   for (const CheckpointFile& file : files_) {
     std::error_code gone;
     if (file.verify().code() == ErrorCode::mismatch)

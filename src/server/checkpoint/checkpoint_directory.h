@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/one_thread.h"
 #include "poseidon/checkpoint.h"
 #include "poseidon/status.h"
 #include "poseidon/update.h"
@@ -98,6 +99,7 @@ class CheckpointVersion {
   std::map<std::string, Unit> units_;
   std::optional<std::pair<std::size_t, std::size_t>> loaded_;  // file and record
   std::vector<Buffer> loaded_arrays_;
+  [[no_unique_address]] OneThread one_thread_{"CheckpointVersion"};
 };
 
 /// A run of a job, and the version from which it went on. Version 0 means that it began without one.

@@ -30,8 +30,8 @@ class CheckpointWriter {
   void write(CheckpointSnapshot snapshot, std::string name,
              std::function<void(std::shared_ptr<CheckpointSnapshot>)> written);
 
-  /// Writes what was given and ends the thread. The loops that `written` posts to must still run. Only the owner's
-  /// thread calls it.
+  /// Writes what was given and ends the thread. The loops that `written` posts to must still run. Only the first call
+  /// has an effect.
   void finish();
 
   /// Adds a notice for the owner. If there are many notices, only the first ones are kept.

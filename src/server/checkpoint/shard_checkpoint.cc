@@ -47,6 +47,7 @@ ShardCheckpoint::ShardCheckpoint(CheckpointWriter& writer, std::string job, cons
       interval_(std::max<std::uint64_t>(1, options.checkpoint_every)) {}
 
 Status ShardCheckpoint::describe(const wire::StoredUnits& units) {
+  loop_.check_thread();
   if (run_ != 0 && units.run != run_)
     return refused(
         "two different runs have described the job's stored units; give jobs that run at the same time different "
@@ -76,6 +77,7 @@ std::uint64_t* ShardCheckpoint::know(const wire::Envelope& header) {
 }
 
 Status ShardCheckpoint::before_assign() {
+  loop_.check_thread();
   if (may_assign_ || base_version_ > 0 || run_ == 0) return {};
   const auto versions = find_checkpoints(writer_.directory(), job_);
   if (!versions.ok()) return refused(versions.status().message());
@@ -114,6 +116,7 @@ CheckpointVersion* ShardCheckpoint::newest(std::uint64_t limit, Status& problem)
 
 Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Envelope& about, std::uint64_t version_limit,
                                                            StoredChunk& chunk) {
+  loop_.check_thread();
   may_assign_ = true;
   const auto described = units_.find(about.unit);
   if (described == units_.end() || about.chunk >= described->second.chunk_count())
@@ -158,6 +161,7 @@ Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Envelope&
 }
 
 void ShardCheckpoint::stepped(const wire::Envelope& shape, StoredChunk& chunk, const UpdateRule* rule) {
+  loop_.check_thread();
   std::uint64_t* step = know(shape);
   if (step == nullptr) return;
   *step = shape.step;

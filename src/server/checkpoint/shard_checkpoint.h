@@ -41,7 +41,10 @@ class ShardCheckpoint {
   /// asked to restore. This run would write its own checkpoints among them.
   Status before_assign();
   /// Notes that a value has been assigned to the chunk that the header names.
-  void assigned(const wire::Envelope& header) { know(header); }
+  void assigned(const wire::Envelope& header) {
+    loop_.check_thread();
+    know(header);
+  }
 
   /// What a checkpoint has given a chunk. Version 0 means that there is no checkpoint.
   struct Restored {

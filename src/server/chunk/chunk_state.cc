@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/invariant.h"
 #include "kernel/kernel.h"
 #include "server/chunk/push_refusal.h"
 
@@ -96,6 +97,7 @@ Status ChunkState::fits(const wire::Contribution& push, std::size_t size_bytes) 
 }
 
 Status ChunkState::admit(const wire::Contribution& push, Requester* from) {
+  one_thread_.check();
   auto size = contribution_bytes(push, parts_.size());
   if (!size.ok()) return size.status();
   if (lost_)
@@ -127,7 +129,9 @@ Status ChunkState::admit(const wire::Contribution& push, Requester* from) {
 }
 
 std::span<std::byte> ChunkState::place(std::uint32_t rank, Buffer buffer, std::shared_ptr<const void> turn) {
-  Contribution& part = *parts_[rank];
+  one_thread_.check();
+  Contribution& part = admitted(rank);
+  invariant(!part.buffer && buffer.size() == part.push.payload_bytes, "a part gets its memory once, and all of it");
   part.buffer = std::move(buffer);
   part.payload = part.buffer.span();
   if (adds_on_arrival(part) && first_present() < position_of_[rank] && in_order(rank)) part.turn = std::move(turn);
@@ -135,12 +139,18 @@ std::span<std::byte> ChunkState::place(std::uint32_t rank, Buffer buffer, std::s
 }
 
 void ChunkState::progress(std::uint32_t rank, std::size_t received_bytes) {
-  parts_[rank]->received_bytes = received_bytes;
+  one_thread_.check();
+  Contribution& part = admitted(rank);
+  invariant(part.received_bytes <= received_bytes && received_bytes <= part.payload.size(),
+            "a part grows, up to its size");
+  part.received_bytes = received_bytes;
   if (streams()) advance(position_of_[rank]);
 }
 
 void ChunkState::complete(std::uint32_t rank, std::span<const std::byte> payload, std::function<void()> release) {
-  Contribution& part = *parts_[rank];
+  one_thread_.check();
+  Contribution& part = admitted(rank);
+  invariant(payload.size() == part.push.payload_bytes, "a complete part has the size of its header");
   part.payload = payload;
   part.release = std::move(release);
   part.received_bytes = payload.size();
@@ -154,6 +164,12 @@ std::size_t ChunkState::missing_sum_bytes(const wire::Contribution& push) const 
   const bool has_memory =
       sum_ || std::ranges::any_of(parts_, [](const auto& part) { return part && static_cast<bool>(part->buffer); });
   return has_memory ? 0 : push.payload_bytes;
+}
+
+/// A part whose header has come, and which is not complete.
+Contribution& ChunkState::admitted(std::uint32_t rank) {
+  invariant(rank < parts_.size() && parts_[rank] && !parts_[rank]->complete, "a part is admitted, then completes once");
+  return *parts_[rank];
 }
 
 Contribution* ChunkState::at(std::size_t position) {
@@ -216,6 +232,7 @@ std::size_t ChunkState::group_end(std::size_t position, std::size_t end_bytes) {
 
 void ChunkState::add(std::size_t first, std::size_t last, std::size_t end_bytes) {
   const std::size_t begin_bytes = added_bytes_[first];
+  invariant(dense_bytes_ && begin_bytes < end_bytes && end_bytes <= *dense_bytes_, "a range is added within the chunk");
   const std::size_t base = first_present();
   if (second_ == kNone) second_ = first;  // no later part can be added before it
   const bool follows_base = first == second_;
@@ -280,6 +297,8 @@ void ChunkState::free(Contribution& part) {
 }
 
 Buffer ChunkState::take_sum() {
+  one_thread_.check();
+  invariant(all_here() && any_present() && dense_bytes_, "a sum is taken when all parts are here, and one is present");
   const std::size_t base = first_present();
   advance(base + 1);
   const std::size_t element_count = *dense_bytes_ / dtype_bytes(shape_.dtype);
@@ -305,6 +324,7 @@ Buffer ChunkState::take_sum() {
 }
 
 std::vector<const std::byte*> ChunkState::dense_inputs() {
+  one_thread_.check();
   std::vector<const std::byte*> inputs;
   for (std::size_t position = 0; const Contribution* part = at(position); ++position)
     if (part->present()) inputs.push_back(part->payload.data());
@@ -326,6 +346,7 @@ bool ChunkState::is_mean() const {
 }
 
 std::vector<Contribution> ChunkState::leave_out_missing() {
+  one_thread_.check();
   std::vector<Contribution> begun;
   for (std::uint32_t rank = 0; rank < parts_.size(); ++rank) {
     auto& part = parts_[rank];
@@ -353,11 +374,14 @@ std::vector<Contribution> ChunkState::leave_out_missing() {
 
 std::uint32_t ChunkState::factor_count_sum() const {
   std::uint64_t total = 0;
+  invariant(all_here(), "factors are counted when all parts are here");
   for (const auto& part : parts_) total += part->push.factor_count;
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(total, wire::kUnboundedFactors));
 }
 
 std::vector<kernel::FactorTerm> ChunkState::factor_terms() {
+  one_thread_.check();
+  invariant(all_here() && dense_bytes_, "factors are multiplied when all parts are here");
   std::vector<kernel::FactorTerm> terms;
   for (std::size_t position = 0; const Contribution* part = at(position); ++position) {
     if (!part->present()) continue;
@@ -415,11 +439,13 @@ void ChunkState::reset() {
 }
 
 void ChunkState::drop(const Requester* from) {
+  one_thread_.check();
   if (!started()) return;  // when many leave, most chunks are between two steps
   for (auto& part : parts_) {
     if (!part || part->from != from) continue;
     // Without its owner the step cannot end. A part that has been added cannot be taken out again; the others can.
     if (sum_ || reduction_.order == ReduceOrder::arrival) lost_ = true;
+    invariant(admitted_count_ > 0 && complete_count_ <= admitted_count_, "a part leaves a step that has it");
     --admitted_count_;
     complete_count_ -= part->complete ? 1 : 0;
     present_count_ -= part->present() ? 1 : 0;
@@ -435,6 +461,7 @@ void ChunkState::drop(const Requester* from) {
 }
 
 void ChunkState::orphan(const Requester* from) {
+  one_thread_.check();
   for (auto& part : parts_)
     if (part && part->from == from) part->from = nullptr;
 }

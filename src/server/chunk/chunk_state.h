@@ -11,6 +11,7 @@
 
 #include "base/buffer.h"
 #include "base/buffer_pool.h"
+#include "base/one_thread.h"
 #include "kernel/kernel.h"
 #include "poseidon/aggregate.h"
 #include "poseidon/options.h"
@@ -60,7 +61,10 @@ class ChunkState {
   /// Says what reduces the open step, until `reset`; null: the sum. All parts stay here until the step ends if it is
   /// not null. Call it after each `admit` of a step that may have one: in rank order nothing is added before rank 0's
   /// part is admitted, so what is said then holds for the whole step.
-  void set_aggregator(const Aggregator* aggregator) { aggregator_ = aggregator; }
+  void set_aggregator(const Aggregator* aggregator) {
+    one_thread_.check();
+    aggregator_ = aggregator;
+  }
   const Aggregator* aggregator() const { return aggregator_; }
   /// Returns where an admitted contribution's payload is received: in `buffer`, which is from the pool. Once the parts
   /// before it have begun to arrive, its memory becomes free without any further message. `turn` is held from then on,
@@ -125,6 +129,7 @@ class ChunkState {
 
  private:
   Status fits(const wire::Contribution& push, std::size_t size_bytes) const;
+  Contribution& admitted(std::uint32_t rank);
   Contribution* at(std::size_t position);
   void count_leading();
   std::size_t first_present();
@@ -163,6 +168,7 @@ class ChunkState {
   Buffer sum_;                            // empty until something is added to the first part
   bool wide_sum_ = false;                 // the sum has float32 values of 16-bit parts
   bool divided_ = false;                  // the part that was added last has divided the sum
+  [[no_unique_address]] OneThread one_thread_{"ChunkState"};
 };
 
 /// A step of a chunk that is not complete, or a push that waits for its answer.

@@ -9,7 +9,8 @@
 
 namespace poseidon {
 
-/// The connection to one worker, as a shard sees it. Only the loop thread of that shard uses it.
+/// The connection to one worker, as a shard sees it. Only the loop thread of that shard uses it (those that derive from
+/// it check it).
 class Requester {
  public:
   virtual ~Requester() = default;

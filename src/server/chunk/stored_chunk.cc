@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/invariant.h"
 #include "kernel/kernel.h"
 
 namespace poseidon {
@@ -28,6 +29,7 @@ std::string no_array(std::size_t index) {
 
 Status StoredChunk::assign(std::size_t array, std::span<const std::byte> data, DType dtype,
                            std::uint64_t update_count) {
+  one_thread_.check();
   if (array >= kMaxArrays) return refused(no_array(array));
   if (array > 0 && !has_value()) return refused("the value must be assigned before its states");
   if (array > 0 && (data.size() != arrays_[0]->size() || dtype != dtype_))
@@ -45,6 +47,7 @@ Status StoredChunk::assign(std::size_t array, std::span<const std::byte> data, D
 }
 
 std::shared_ptr<const Buffer> StoredChunk::array(std::size_t index) {
+  one_thread_.check();
   if (index == kGradientArray) return gradient_;
   if (!has_value() || index >= kMaxArrays) return nullptr;
   writable(index, true);
@@ -52,6 +55,7 @@ std::shared_ptr<const Buffer> StoredChunk::array(std::size_t index) {
 }
 
 std::shared_ptr<const Buffer> StoredChunk::array_as(std::size_t index, DType dtype) {
+  one_thread_.check();
   auto own = array(index);
   if (!own || dtype == dtype_) return own;
   if (dtype_ != DType::float32 || dtype != DType::bfloat16) return nullptr;
@@ -64,6 +68,7 @@ std::shared_ptr<const Buffer> StoredChunk::array_as(std::size_t index, DType dty
 }
 
 std::vector<std::shared_ptr<const Buffer>> StoredChunk::arrays() {
+  one_thread_.check();
   std::vector<std::shared_ptr<const Buffer>> all;
   for (std::size_t index = 0; has_value() && index < arrays_.size(); ++index) all.push_back(array(index));
   return all;
@@ -72,6 +77,7 @@ std::vector<std::shared_ptr<const Buffer>> StoredChunk::arrays() {
 /// Returns the memory of an array for writing. Memory that is being sent at this moment is left unchanged. A new state
 /// is zeros.
 std::byte* StoredChunk::writable(std::size_t index, bool keep) {
+  invariant(has_value() && index < kMaxArrays, "a value comes before the states of its rule");
   if (arrays_.size() <= index) arrays_.resize(index + 1);
   auto& array = arrays_[index];
   if (!array) {
@@ -86,6 +92,8 @@ std::byte* StoredChunk::writable(std::size_t index, bool keep) {
 }
 
 void StoredChunk::replace(Buffer sum, DType dtype) {
+  one_thread_.check();
+  invariant(static_cast<bool>(sum), "a value is not empty");
   rounded_.reset();
   begin_states(nullptr);
   arrays_[0] = pool_->share(std::move(sum));
@@ -100,6 +108,7 @@ void StoredChunk::begin_states(const UpdateKind* kind) {
 }
 
 Status StoredChunk::update(const UpdateRule& rule, const Buffer& gradient, DType dtype) {
+  one_thread_.check();
   gradient_.reset();
   rounded_.reset();
   if (!has_value()) return refused("the parameters must be assigned before the first update");
@@ -135,6 +144,7 @@ void StoredChunk::call(const UpdateRule& rule, const std::function<void(const Up
   call.gradient = {reinterpret_cast<const T*>(gradient.data()), size_bytes / sizeof(T)};
   call.update_count = update_count_;
   call.values = rule.values;
+  invariant(call.parameters.size() == call.gradient.size(), "an update has a gradient for each parameter");
   update(call);
   pool_->give_back(std::move(scratch));
 }

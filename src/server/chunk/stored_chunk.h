@@ -12,6 +12,7 @@
 
 #include "base/buffer.h"
 #include "base/buffer_pool.h"
+#include "base/one_thread.h"
 #include "poseidon/dtype.h"
 #include "poseidon/status.h"
 #include "poseidon/update.h"
@@ -52,7 +53,10 @@ class StoredChunk {
   /// Says of which kind of rule the states that were assigned are. Null: that of the next update.
   void set_states_of(const UpdateKind* kind) { states_of_ = kind; }
   /// Keeps the gradient of the last update until the next update.
-  void keep_gradient(Buffer gradient) { gradient_ = pool_->share(std::move(gradient)); }
+  void keep_gradient(Buffer gradient) {
+    one_thread_.check();
+    gradient_ = pool_->share(std::move(gradient));
+  }
 
  private:
   void begin_states(const UpdateKind* kind);
@@ -68,6 +72,7 @@ class StoredChunk {
   std::shared_ptr<Buffer> rounded_;   // the value in bfloat16; null: nobody has asked for it since it changed
   std::uint64_t update_count_ = 0;
   const UpdateKind* states_of_ = nullptr;  // whose rules made the states; null: they were assigned, or there are none
+  [[no_unique_address]] OneThread one_thread_{"StoredChunk"};
 };
 
 }  // namespace poseidon

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/one_thread.h"
 #include "server/chunk/limits.h"
 #include "server/chunk/requester.h"
 #include "server/core/fair_share.h"
@@ -29,6 +30,7 @@ class ServerCore::Connection final : public Requester {
       : id_(id), flow_(std::move(flow)), recorder_(recorder) {}
 
   void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) override {
+    one_thread_.check();
     std::vector<std::span<const std::byte>> pieces;
     if (payload) pieces.push_back(payload->span());
     note(FlightEvent::Kind::sent, header, payload ? payload->size() : 0);
@@ -38,6 +40,7 @@ class ServerCore::Connection final : public Requester {
   }
   void refuse(const wire::Envelope& about, const Status& status) override { refuse(about, {status, std::nullopt}); }
   void refuse(const wire::Envelope& about, const wire::Refuse& refusal_of_it) {
+    one_thread_.check();
     note(FlightEvent::Kind::refused, about, 0);
     if (backlog_->refusals >= limits::kUnsentRefusals) return;
     ++backlog_->refusals;
@@ -108,6 +111,7 @@ class ServerCore::Connection final : public Requester {
   const std::shared_ptr<Flow> flow_;
   FlightRecorder& recorder_;  // the core's recorder
   const std::shared_ptr<Backlog> backlog_ = std::make_shared<Backlog>();
+  [[no_unique_address]] OneThread one_thread_{"Connection"};
 };
 
 /// One generation of one run of a job, with its chunks and workers. It exists from its first hello until its last

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "base/clock.h"
+#include "base/one_thread.h"
 
 namespace poseidon {
 
@@ -22,6 +23,7 @@ class FairShare {
 
   /// Whether the job may have a turn in this round. If so, the caller must call `end` after the turn.
   bool begin(std::uint64_t round, std::int64_t time_ns) {
+    one_thread_.check();
     const std::uint64_t passed = round - round_;
     round_ = round;
     const std::int64_t slice_ns = std::chrono::nanoseconds(kSlice).count();
@@ -31,12 +33,16 @@ class FairShare {
     began_ns_ = time_ns;
     return true;
   }
-  void end(std::int64_t time_ns) { taken_ns_ += time_ns - began_ns_; }
+  void end(std::int64_t time_ns) {
+    one_thread_.check();
+    taken_ns_ += time_ns - began_ns_;
+  }
 
  private:
   std::uint64_t round_ = 0;
   std::int64_t taken_ns_ = 0;  // the time taken in this round, with what earlier rounds took too much
   std::int64_t began_ns_ = 0;
+  [[no_unique_address]] OneThread one_thread_{"FairShare"};
 };
 
 }  // namespace poseidon

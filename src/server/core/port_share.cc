@@ -28,6 +28,7 @@ double share_of(std::uint64_t part, std::uint64_t whole) {
 }  // namespace
 
 std::uint64_t PortShare::update(const Window& window) {
+  one_thread_.check();
   const double rate = static_cast<double>(window.received_bytes) / std::chrono::duration<double>(window.length).count();
   const double loss = share_of(window.lost_packets, window.packets);
   recent_senders_[next_] = window.sender_count;

@@ -12,9 +12,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/one_thread.h"
+
 namespace poseidon {
 
-/// Only its core's loop uses it.
+/// Only the thread of its core's loop uses it.
 class PortShare {
  public:
   /// How often update() wants to be called while something comes in.
@@ -51,6 +53,7 @@ class PortShare {
   // Of the last windows. Soon after some senders have ended, the others have their share.
   std::array<std::size_t, 4> recent_senders_{};
   std::size_t next_ = 0;  // in recent_senders_
+  [[no_unique_address]] OneThread one_thread_{"PortShare"};
 };
 
 }  // namespace poseidon

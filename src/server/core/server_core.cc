@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "base/clock.h"
+#include "base/invariant.h"
 #include "base/memory_guard.h"
 #include "server/core/connection.h"
 #include "transport/admission.h"
@@ -98,6 +99,7 @@ std::uint64_t ServerCore::bytes_delivered() {
 }
 
 std::pair<std::uint64_t, std::uint64_t> ServerCore::traffic() {
+  loop_->check_other_thread();
   std::pair<std::uint64_t, std::uint64_t> bytes;
   loop_->call([this, &bytes] {
     bytes = {closed_bytes_sent_, closed_bytes_received_};
@@ -110,6 +112,7 @@ std::pair<std::uint64_t, std::uint64_t> ServerCore::traffic() {
 }
 
 std::vector<LateRank> ServerCore::late_ranks() {
+  loop_->check_other_thread();
   std::vector<LateRank> ranks;
   loop_->call([&] {
     for (const auto& [name, job] : jobs_) std::ranges::copy(job->shard.pace().late_ranks(), std::back_inserter(ranks));
@@ -118,6 +121,7 @@ std::vector<LateRank> ServerCore::late_ranks() {
 }
 
 void ServerCore::connected(std::shared_ptr<Flow> flow) {
+  loop_->check_thread();
   Flow& accepted = *flow;
   auto& connection = connections_[&accepted];
   connection = std::make_unique<Connection>(next_connection_id_++, std::move(flow), recorder_);
@@ -166,16 +170,19 @@ Status ServerCore::check_place(Connection& connection, const wire::Header& heade
 }
 
 bool ServerCore::begin_turn(Flow& flow) {
+  loop_->check_thread();
   Job* job = flow.context<Connection>().job;
   sharing_ = job != nullptr && jobs_.size() > 1;
   return !sharing_ || job->share.begin(loop_->round(), now_ns());
 }
 
 void ServerCore::end_turn(Flow& flow) {
+  loop_->check_thread();
   if (sharing_) flow.context<Connection>().job->share.end(now_ns());
 }
 
 bool ServerCore::may_receive(Flow& flow, const wire::Header& header) {
+  loop_->check_thread();
   Connection& connection = flow.context<Connection>();
   heard(connection, header);
   Job* job = connection.job;
@@ -209,6 +216,7 @@ void ServerCore::resume_waiting(Job& job) {
 }
 
 Result<std::span<std::byte>> ServerCore::accept(Flow& flow, const wire::Header& header, bool lent) {
+  loop_->check_thread();
   bool no_memory = false;
   const auto what = [&] {
     no_memory = true;
@@ -251,6 +259,7 @@ Result<std::span<std::byte>> ServerCore::place_for(Flow& flow, const wire::Heade
 }
 
 void ServerCore::on_progress(Flow& flow, const wire::Header& header, std::size_t received_bytes) {
+  loop_->check_thread();
   Connection& connection = flow.context<Connection>();
   heard(connection, header);
   if (!connection.in_shard) return;
@@ -261,6 +270,7 @@ void ServerCore::on_progress(Flow& flow, const wire::Header& header, std::size_t
 
 Status ServerCore::on_message(Flow& flow, const wire::Header& header, std::span<const std::byte> payload,
                               std::function<void()> release) {
+  loop_->check_thread();
   bool no_memory = false;
   const auto what = [&] {
     no_memory = true;
@@ -352,7 +362,9 @@ Status ServerCore::contribute(Connection& connection, const wire::Header& header
 }
 
 void ServerCore::on_closed(Flow& flow, const Status& status) {
+  loop_->check_thread();
   const auto found = connections_.find(&flow);
+  invariant(found != connections_.end(), "a connection closes once");
   Connection& connection = *found->second;
   note(FlightEvent::Kind::closed, connection, "");
   if (connection.job != nullptr && !connection.left) tell_lost(connection, status);
@@ -385,6 +397,7 @@ void ServerCore::end_if_empty(Job& job) {
 }
 
 void ServerCore::check_overdue() {
+  loop_->check_thread();
   // Workers give up after this time. The server knows the missing ranks and reports them shortly before.
   const auto patience = longest_wait(options_) * 9 / 10;
   const std::int64_t before = ran_since_ns(patience);
@@ -401,11 +414,13 @@ void ServerCore::set_handover(std::unique_ptr<ChunkHandover> handover) {
 }
 
 Shard* ServerCore::shard_of(const JobName& job) {
+  loop_->check_thread();
   const auto found = jobs_.find(job);
   return found == jobs_.end() ? nullptr : &found->second->shard;
 }
 
 bool ServerCore::add_guest(const JobName& job, const wire::Hello& hello) {
+  loop_->check_thread();
   const auto here = job_of(job, hello);
   if (!here.ok() || here.value()->generation != hello.generation || here.value()->run != hello.run) return false;
   ++here.value()->guests;
@@ -413,12 +428,16 @@ bool ServerCore::add_guest(const JobName& job, const wire::Hello& hello) {
 }
 
 void ServerCore::remove_guest(const JobName& job) {
-  Job& left = *jobs_.at(job);
+  loop_->check_thread();
+  const auto found = jobs_.find(job);
+  invariant(found != jobs_.end() && found->second->guests > 0, "a guest that leaves has come");
+  Job& left = *found->second;
   --left.guests;
   end_if_empty(left);
 }
 
 Requester* ServerCore::connection(std::uint64_t id) {
+  loop_->check_thread();
   for (auto& [flow, connection] : connections_)
     if (connection->id() == id) return connection.get();
   return nullptr;

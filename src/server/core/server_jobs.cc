@@ -30,6 +30,7 @@ CoreJobReport ServerCore::report_of(const Job& job) {
 }
 
 std::vector<CoreJobReport> ServerCore::jobs() {
+  loop_->check_other_thread();
   std::vector<CoreJobReport> reports;
   loop_->call([&] {
     for (const auto& [name, job] : jobs_) reports.push_back(report_of(*job));
@@ -38,6 +39,7 @@ std::vector<CoreJobReport> ServerCore::jobs() {
 }
 
 bool ServerCore::has_values_for_others() {
+  loop_->check_other_thread();
   bool has = false;
   loop_->call([&] {
     for (const auto& [name, job] : jobs_)
@@ -48,6 +50,7 @@ bool ServerCore::has_values_for_others() {
 }
 
 void ServerCore::evict(const JobName& job, const JobRun& run, const Status& why) {
+  loop_->check_other_thread();
   loop_->call([&] {
     const auto found = jobs_.find(job);
     if (found == jobs_.end() || !run.goes_on_as({found->second->generation, found->second->run})) return;

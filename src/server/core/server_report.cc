@@ -176,6 +176,7 @@ void ServerCore::tell_failure(const Job& job, FailureSource source, std::uint32_
 }
 
 void ServerCore::report(JsonWriter& json, std::int64_t time_ns) {
+  loop_->check_other_thread();
   FlightEvents events;
   std::vector<ConnectionReport> connections;
   std::vector<OpenChunk> open;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/invariant.h"
 #include "kernel/kernel.h"
 #include "server/chunk/limits.h"
 #include "server/chunk/no_room.h"
@@ -94,6 +95,7 @@ Result<Shard::Entry*> Shard::open(const wire::Envelope& about) {
 void Shard::forget(std::uint64_t key) {
   const auto entry = entries_.extract(key);
   if (entry.empty()) return;
+  invariant(entry.mapped().needed_bytes <= needed_bytes_, "a chunk's need is part of the shard's");
   needed_bytes_ -= entry.mapped().needed_bytes;
   pool_->release(entry_bytes_);
 }
@@ -113,6 +115,7 @@ void Shard::note_need(Entry& entry, const wire::Contribution& push) {
 /// 0's parts are always in order. So everything that rank 0 sends comes through, whatever is held up behind waiting
 /// parts. Then all parts of rank 1 are in order, and so on.
 bool Shard::may_receive(const wire::Envelope& push) const {
+  one_thread_.check();
   const bool adds_on_arrival = push.kind == wire::Kind::push && push.rank < worker_count_ &&
                                reduction_.aggregation == Aggregation::streaming &&
                                reduction_.order == ReduceOrder::rank && !pace_->traits.applies_each_push;
@@ -140,7 +143,11 @@ void Shard::forget_if_unused(const wire::Envelope& about) {
   if (!busy && !stores && entry.pulls.empty()) forget(found->first);
 }
 
-Shard::Entry& Shard::entry_of(const wire::Envelope& about) { return entries_.at(key_of(about)); }
+Shard::Entry& Shard::entry_of(const wire::Envelope& about) {
+  const auto found = entries_.find(key_of(about));
+  invariant(found != entries_.end(), "a chunk is known while a part of it is being received");
+  return found->second;
+}
 
 StoredChunk& Shard::stored_of(Entry& entry) {
   if (!entry.stored) entry.stored = std::make_unique<StoredChunk>(pool_);
@@ -170,6 +177,7 @@ Result<Shard::Entry*> Shard::admit(const wire::Contribution& push, Requester& fr
 }
 
 Result<std::span<std::byte>> Shard::begin(const wire::Contribution& push, Requester& from) {
+  one_thread_.check();
   Buffer buffer = pool_->try_take(push.payload_bytes);
   if (!buffer) return no_room(push.payload_bytes);
   auto entry = admit(push, from);
@@ -181,11 +189,13 @@ Result<std::span<std::byte>> Shard::begin(const wire::Contribution& push, Reques
 }
 
 void Shard::progress(const wire::Envelope& push, std::size_t received_bytes) {
+  one_thread_.check();
   Entry& entry = entry_of(push);
   entry.pace->progress(entry, push, received_bytes);
 }
 
 void Shard::complete(const wire::Contribution& push) {
+  one_thread_.check();
   Entry& entry = entry_of(push);
   entry.pace->complete(entry, push);
 }
@@ -200,6 +210,7 @@ Result<Shard::Entry*> Shard::admit_lent(const wire::Contribution& push, Requeste
 
 Status Shard::add(const wire::Contribution& push, Requester& from, std::span<const std::byte> payload,
                   std::function<void()> release) {
+  one_thread_.check();
   auto entry = admit_lent(push, from);
   if (!entry.ok()) {
     if (release) release();
@@ -210,6 +221,7 @@ Status Shard::add(const wire::Contribution& push, Requester& from, std::span<con
 }
 
 void Shard::finish(Entry& entry, Result<Buffer> sum) {
+  invariant(entry.state.all_here() && !entry.computing, "a step ends when all parts are here and its sum is made");
   const wire::Contribution shape = entry.state.shape();
   const bool any_present = entry.state.any_present();
   wire::StepResult result;
@@ -282,6 +294,7 @@ Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, con
 }
 
 Status Shard::set_rule(const wire::Header& header, std::span<const std::byte> payload) {
+  one_thread_.check();
   const auto message = wire::Rule::read(payload);
   Rule rule{.step = header.step};
   if (message.ok())
@@ -326,6 +339,7 @@ Status Shard::keep_rule(std::uint64_t key, Rule rule) {
 }
 
 Status Shard::describe_units(std::span<const std::byte> payload) {
+  one_thread_.check();
   auto units = wire::StoredUnits::read(payload);
   if (!units.ok()) return Status(ErrorCode::refused, units.status().message());
   return checkpoint_ ? checkpoint_->describe(units.value()) : Status();
@@ -345,6 +359,7 @@ Status Shard::keep(StoredChunk& stored, const wire::Assign& request, std::span<c
 }
 
 Status Shard::assign(const wire::Header& header, std::span<const std::byte> payload) {
+  one_thread_.check();
   const auto request = wire::Assign::read(header);
   if (payload.empty() || payload.size() % dtype_bytes(request.dtype) != 0)
     return {ErrorCode::refused, "an assignment of " + std::to_string(payload.size()) +
@@ -366,6 +381,7 @@ Status Shard::assign(const wire::Header& header, std::span<const std::byte> payl
 
 /// Answers with the chunk's contents from a checkpoint, or without payload if there are none.
 Status Shard::restore(const wire::Header& header, Requester& from) {
+  one_thread_.check();
   const auto request = wire::Restore::read(header);
   wire::Value answer;
   answer.dtype = request.as_bfloat16 ? DType::bfloat16 : request.dtype;
@@ -396,6 +412,7 @@ Status Shard::restore(const wire::Header& header, Requester& from) {
 }
 
 Status Shard::pull(const wire::Header& header, Requester& from) {
+  one_thread_.check();
   auto opened = open(header);
   if (!opened.ok()) return opened.status();
   Entry& entry = *opened.value();
@@ -408,6 +425,7 @@ Status Shard::pull(const wire::Header& header, Requester& from) {
 }
 
 void Shard::answer_pulls(Entry& entry) {
+  invariant(entry.stored != nullptr, "only a chunk that is kept has pulls to answer");
   StoredChunk& stored = *entry.stored;
   if (!stored.has_value()) return;
   for (const PendingPull& pull : std::exchange(entry.pulls, {})) {
@@ -432,6 +450,7 @@ void Shard::answer_pulls(Entry& entry) {
 }
 
 void Shard::drop(const Requester& from) {
+  one_thread_.check();
   for (auto& [key, entry] : entries_) {
     if (entry.computing)
       entry.state.orphan(&from);
@@ -443,6 +462,7 @@ void Shard::drop(const Requester& from) {
 }
 
 std::vector<OpenChunk> Shard::open_chunks(std::int64_t started_before_ns) const {
+  one_thread_.check();
   std::vector<OpenChunk> open;
   for (const auto& [key, entry] : entries_) add_open(entry, started_before_ns, open);
   return open;
@@ -456,6 +476,7 @@ void Shard::add_open(const Entry& entry, std::int64_t started_before_ns, std::ve
 }
 
 std::vector<std::uint32_t> Shard::awaited_ranks(const wire::Envelope& contribution) const {
+  one_thread_.check();
   std::vector<OpenChunk> open;
   const auto found = entries_.find(key_of(contribution));
   if (found != entries_.end()) add_open(found->second, INT64_MAX, open);

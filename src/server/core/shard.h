@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/buffer_pool.h"
+#include "base/one_thread.h"
 #include "poseidon/client.h"
 #include "server/checkpoint/shard_checkpoint.h"
 #include "server/chunk/chunk_state.h"
@@ -86,16 +87,19 @@ class Shard {
 
   /// Whether a step of the chunk has begun and not ended.
   bool has_open(const wire::Envelope& about) const {
+    one_thread_.check();
     const auto found = entries_.find(key_of(about));
     return found != entries_.end() && found->second.state.started();
   }
   /// Whether a chunk has a value that a worker may ask for.
   bool has_values() const {
+    one_thread_.check();
     return std::ranges::any_of(
         entries_, [](const auto& entry) { return entry.second.stored != nullptr && entry.second.stored->has_value(); });
   }
   /// Returns how many chunks have a step that has begun and not ended.
   std::size_t open_chunk_count() const {
+    one_thread_.check();
     return static_cast<std::size_t>(
         std::ranges::count_if(entries_, [](const auto& entry) { return entry.second.state.started(); }));
   }
@@ -178,6 +182,7 @@ class Shard {
   std::unique_ptr<ShardCheckpoint> checkpoint_;  // null: nothing is saved
 
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what comes back from other threads
+  [[no_unique_address]] OneThread one_thread_{"Shard"};
 };
 
 }  // namespace poseidon

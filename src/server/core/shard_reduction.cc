@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/invariant.h"
 #include "base/named_registry.h"
 #include "kernel/kernel.h"
 #include "server/chunk/aggregate.h"
@@ -68,6 +69,7 @@ void Shard::multiply(Entry& entry) {
       Product{key_of(shape), shape, entry.state.factor_terms(), entry.state.divisor(), {}, 0, shape.rows});
   product->out = pool_->try_take(shape.payload_bytes);
   if (!product->out) return finish(entry, no_room(shape.payload_bytes));
+  invariant(!entry.computing, "a step is reduced once");
   entry.computing = true;
   if (threads_.loop != nullptr) {
     const std::size_t row_operations =
@@ -97,6 +99,7 @@ void Shard::sum_on_threads(Entry& entry) {
   const wire::Contribution& shape = entry.state.shape();
   const auto out = std::make_shared<Buffer>(pool_->try_take(shape.payload_bytes));
   if (!*out) return finish(entry, no_room(shape.payload_bytes));
+  invariant(!entry.computing, "a step is reduced once");
   entry.computing = true;
   entry.computed =
       threads_.wide->sum(entry.state.dense_inputs(), shape, out->data(),

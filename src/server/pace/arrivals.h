@@ -7,6 +7,8 @@
 #include <optional>
 #include <vector>
 
+#include "base/one_thread.h"
+
 namespace poseidon {
 
 /// The times at which the ranks' contributions to the open step of one chunk were complete. Only the loop thread of its
@@ -19,7 +21,10 @@ class Arrivals {
   bool add(std::uint32_t rank, std::int64_t time_ns);
   /// Removes a rank's arrival, because its sender has left.
   void remove(std::uint32_t rank);
-  bool more_than_half() const { return count_ > times_ns_.size() / 2; }
+  bool more_than_half() const {
+    one_thread_.check();
+    return count_ > times_ns_.size() / 2;
+  }
   /// The median absolute deviation of the arrivals, in ns. Ranks that have not arrived count as the farthest. Only with
   /// more_than_half().
   std::int64_t deviation_ns() const;
@@ -30,6 +35,7 @@ class Arrivals {
 
   std::vector<std::int64_t> times_ns_;  // by rank
   std::size_t count_ = 0;
+  [[no_unique_address]] OneThread one_thread_{"Arrivals"};
 };
 
 /// How long after the median rank the others of a job usually arrive, on one server core. Only the loop thread uses it.
@@ -54,6 +60,7 @@ class ArrivalSpread {
   std::array<std::int64_t, kWindow> deviations_ns_{};
   std::size_t added_count_ = 0;
   std::int64_t usual_ns_ = 0;  // the median of those in the window
+  [[no_unique_address]] OneThread one_thread_{"ArrivalSpread"};
 };
 
 }  // namespace poseidon

@@ -9,6 +9,8 @@
 
 #include "base/buffer.h"
 #include "base/buffer_pool.h"
+#include "base/invariant.h"
+#include "base/one_thread.h"
 #include "server/chunk/requester.h"
 
 namespace poseidon {
@@ -21,16 +23,31 @@ class IncomingParts {
     Buffer buffer;
   };
 
-  bool empty() const { return parts_.empty(); }
-  bool has(std::uint32_t rank) const { return parts_.contains(rank); }
+  bool empty() const {
+    one_thread_.check();
+    return parts_.empty();
+  }
+  bool has(std::uint32_t rank) const {
+    one_thread_.check();
+    return parts_.contains(rank);
+  }
   /// Returns the memory for the rank's payload, which is `buffer`.
   std::span<std::byte> place(std::uint32_t rank, Requester* from, Buffer buffer) {
-    return parts_.insert_or_assign(rank, Part{from, std::move(buffer)}).first->second.buffer.span();
+    one_thread_.check();
+    const auto [part, fresh] = parts_.try_emplace(rank, Part{from, std::move(buffer)});
+    invariant(fresh, "no other part of the rank is being received");
+    return part->second.buffer.span();
   }
   /// Takes a part that is complete. The rank must have one.
-  Part take(std::uint32_t rank) { return std::move(parts_.extract(rank).mapped()); }
+  Part take(std::uint32_t rank) {
+    one_thread_.check();
+    auto part = parts_.extract(rank);
+    invariant(!part.empty(), "a part completes once, after it has begun");
+    return std::move(part.mapped());
+  }
   /// Drops the parts of a requester that has left.
   void drop(const Requester* from, BufferPool& pool) {
+    one_thread_.check();
     for (auto part = parts_.begin(); part != parts_.end();) {
       const auto next = std::next(part);
       if (part->second.from == from) pool.give_back(std::move(parts_.extract(part).mapped().buffer));
@@ -40,6 +57,7 @@ class IncomingParts {
 
  private:
   std::map<std::uint32_t, Part> parts_;  // by rank
+  [[no_unique_address]] OneThread one_thread_{"IncomingParts"};
 };
 
 }  // namespace poseidon

@@ -4,6 +4,7 @@
 #include <string>
 #include <utility>
 
+#include "base/invariant.h"
 #include "server/chunk/limits.h"
 #include "server/chunk/push_refusal.h"
 
@@ -14,6 +15,7 @@ LateResults::LateResults(std::uint32_t worker_count, std::shared_ptr<BufferPool>
       ended_bytes_(limits::kNodeBytes + sizeof(Ended) + worker_count / 2 * sizeof(std::uint32_t)) {}
 
 bool LateResults::make_room(std::size_t size_bytes) {
+  one_thread_.check();
   if (!pool_->try_charge(ended_bytes_)) return false;
   if (pool_->try_keep(ended_bytes_ + size_bytes)) {
     room_bytes_ = size_bytes;
@@ -25,6 +27,8 @@ bool LateResults::make_room(std::size_t size_bytes) {
 
 void LateResults::end(const wire::Header& result, const Result<std::shared_ptr<const Buffer>>& payload,
                       std::vector<std::uint32_t> ranks) {
+  one_thread_.check();
+  invariant(result.step >= last_step_, "a chunk's steps end in their order");
   last_step_ = result.step;
   if (ranks.empty()) return;
   std::size_t payload_bytes = std::exchange(room_bytes_, 0);
@@ -40,6 +44,7 @@ std::list<LateResults::Ended>::const_iterator LateResults::find(const wire::Cont
 }
 
 Status LateResults::admit(const wire::Contribution& push, std::size_t size_bytes) const {
+  one_thread_.check();
   const auto ended = find(push);
   if (ended == kept_.end() || incoming.has(push.rank)) return refused_push(push, "it has pushed this chunk already");
   const auto result = wire::StepResult::read(ended->result);
@@ -53,6 +58,7 @@ Status LateResults::admit(const wire::Contribution& push, std::size_t size_bytes
 }
 
 void LateResults::answer(const wire::Contribution& push, Requester& to) {
+  one_thread_.check();
   const auto ended = find(push);
   if (ended == kept_.end()) return;
   auto body = wire::StepResult::read(ended->result);

@@ -9,6 +9,7 @@
 
 #include "base/buffer.h"
 #include "base/buffer_pool.h"
+#include "base/one_thread.h"
 #include "poseidon/status.h"
 #include "server/chunk/requester.h"
 #include "server/pace/incoming_parts.h"
@@ -25,10 +26,19 @@ class LateResults {
  public:
   LateResults(std::uint32_t worker_count, std::shared_ptr<BufferPool> pool);
 
-  bool has_ended(std::uint64_t step) const { return step <= last_step_; }
-  std::size_t kept_count() const { return kept_.size(); }
+  bool has_ended(std::uint64_t step) const {
+    one_thread_.check();
+    return step <= last_step_;
+  }
+  std::size_t kept_count() const {
+    one_thread_.check();
+    return kept_.size();
+  }
   /// Whether it neither keeps nor receives anything.
-  bool idle() const { return kept_.empty() && incoming.empty(); }
+  bool idle() const {
+    one_thread_.check();
+    return kept_.empty() && incoming.empty();
+  }
 
   /// Reserves memory for the result of `size_bytes` of a step that is about to end without some ranks. Returns false if
   /// the job's memory has no room for it.
@@ -59,6 +69,7 @@ class LateResults {
   std::size_t room_bytes_ = 0;     // reserved for the result of the step that ends now
   std::uint64_t last_step_ = 0;
   std::list<Ended> kept_;  // the oldest first
+  [[no_unique_address]] OneThread one_thread_{"LateResults"};
 };
 
 }  // namespace poseidon

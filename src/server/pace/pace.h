@@ -44,7 +44,8 @@ class PacedChunk {
   ChunkState state;  // the state of the open step
 };
 
-/// One chunk's pace. Every contribution to the chunk comes through it. Only the loop thread of its shard uses it.
+/// One chunk's pace. Every contribution to the chunk comes through it. Only the loop thread of its shard uses it
+/// (Shard checks it).
 class ChunkPace {
  public:
   virtual ~ChunkPace() = default;
@@ -83,7 +84,7 @@ struct PaceTraits {
 };
 
 /// The pace of one shard: what its chunks' paces share. It must outlive them. Only the loop thread of the shard uses
-/// it.
+/// it (Shard checks it).
 class ShardPace {
  public:
   explicit ShardPace(PaceTraits its_traits) : traits(its_traits) {}

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/invariant.h"
 #include "server/chunk/push_refusal.h"
 
 namespace poseidon {
@@ -13,6 +14,7 @@ RankClocks::RankClocks(std::uint32_t worker_count, std::optional<std::uint32_t> 
     : staleness_(staleness), clocks_(worker_count, 0), slowest_{{0, worker_count}} {}
 
 Status RankClocks::admit(const wire::Contribution& push) const {
+  one_thread_.check();
   const std::uint64_t expected = clocks_[push.rank] + 1;
   const bool waits = std::ranges::any_of(waiting_, [&](const Waiting& one) { return one.push.rank == push.rank; });
   if (push.step == expected && !waits && !incoming.has(push.rank)) return {};
@@ -21,8 +23,11 @@ Status RankClocks::admit(const wire::Contribution& push) const {
 }
 
 void RankClocks::tick(const wire::Contribution& push, Requester& from) {
+  one_thread_.check();
   const std::uint64_t before = std::exchange(clocks_[push.rank], push.step);
-  if (const auto found = slowest_.find(before); --found->second == 0) slowest_.erase(found);
+  const auto found = slowest_.find(before);
+  invariant(push.step == before + 1 && found != slowest_.end(), "a rank's clock goes on step by step");
+  if (--found->second == 0) slowest_.erase(found);
   ++slowest_[push.step];
   waiting_.push_back({push, &from, now_ns()});
 }
@@ -32,6 +37,7 @@ bool RankClocks::may_go(std::uint64_t step) const {
 }
 
 std::vector<RankClocks::Waiting> RankClocks::release() {
+  one_thread_.check();
   std::vector<Waiting> released;
   std::erase_if(waiting_, [&](const Waiting& one) {
     if (!may_go(one.push.step)) return false;
@@ -42,6 +48,7 @@ std::vector<RankClocks::Waiting> RankClocks::release() {
 }
 
 std::vector<std::uint32_t> RankClocks::ranks_behind(std::uint64_t step) const {
+  one_thread_.check();
   std::vector<std::uint32_t> ranks;
   for (std::uint32_t rank = 0; rank < clocks_.size(); ++rank)
     if (staleness_ && clocks_[rank] + *staleness_ < step) ranks.push_back(rank);
@@ -49,6 +56,7 @@ std::vector<std::uint32_t> RankClocks::ranks_behind(std::uint64_t step) const {
 }
 
 void RankClocks::drop(const Requester* from) {
+  one_thread_.check();
   std::erase_if(waiting_, [from](const Waiting& one) { return one.to == from; });
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/one_thread.h"
 #include "poseidon/status.h"
 #include "server/chunk/requester.h"
 #include "server/pace/incoming_parts.h"
@@ -32,13 +33,19 @@ class RankClocks {
   void tick(const wire::Contribution& push, Requester& from);
   /// Returns the pushes that are to be answered now, in the order in which they came.
   std::vector<Waiting> release();
-  const std::vector<Waiting>& waiting() const { return waiting_; }
+  const std::vector<Waiting>& waiting() const {
+    one_thread_.check();
+    return waiting_;
+  }
   /// Returns the ranks that keep a push of this step from being answered.
   std::vector<std::uint32_t> ranks_behind(std::uint64_t step) const;
   /// Forgets a requester that has left.
   void drop(const Requester* from);
   /// Whether nobody has pushed yet and nothing is being received.
-  bool idle() const { return slowest_.contains(0) && slowest_.size() == 1 && incoming.empty(); }
+  bool idle() const {
+    one_thread_.check();
+    return slowest_.contains(0) && slowest_.size() == 1 && incoming.empty();
+  }
 
   IncomingParts incoming;
 
@@ -49,6 +56,7 @@ class RankClocks {
   std::vector<std::uint64_t> clocks_;               // by rank
   std::map<std::uint64_t, std::uint32_t> slowest_;  // by clock: the number of ranks
   std::vector<Waiting> waiting_;
+  [[no_unique_address]] OneThread one_thread_{"RankClocks"};
 };
 
 }  // namespace poseidon

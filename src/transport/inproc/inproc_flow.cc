@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "base/invariant.h"
 #include "transport/flow_end.h"
 
 namespace poseidon::inproc {
@@ -74,6 +75,8 @@ InprocFlow::~InprocFlow() {
 }
 
 void InprocFlow::set_receiver(Receiver* receiver) {
+  loop_.check_thread();
+  invariant(receiver_ == nullptr, "a flow gets its receiver once");
   receiver_ = receiver;
   update_registration();
   loop_.post([self = shared_from_this()] {
@@ -83,6 +86,7 @@ void InprocFlow::set_receiver(Receiver* receiver) {
 }
 
 void InprocFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload, Done done) {
+  loop_.check_thread();
   const Status refusal = check_send(end_status_, !closed_, peer_name_, header, payload);
   std::erase_if(payload, [](const auto& piece) { return piece.empty(); });
   if (!refusal.ok()) {
@@ -104,6 +108,7 @@ void InprocFlow::send(wire::Header header, std::vector<std::span<const std::byte
 }
 
 void InprocFlow::close(std::chrono::milliseconds) {
+  loop_.check_thread();
   // The flow need not linger. What was sent is with the peer already. Its memory comes back when the peer releases it,
   // and on_closed waits for that.
   end({});
@@ -117,6 +122,7 @@ void InprocFlow::arrive(Message message) {
 }
 
 void InprocFlow::resume() {
+  loop_.check_thread();
   if (!waiting_.empty()) loop_.post([self = shared_from_this()] { self->deliver_waiting(); });
 }
 

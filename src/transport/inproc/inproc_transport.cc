@@ -74,6 +74,7 @@ class InprocListener final : public Listener {
   InprocListener(std::shared_ptr<Registry> registry, std::shared_ptr<Acceptor> acceptor, std::string address)
       : registry_(std::move(registry)), acceptor_(std::move(acceptor)), address_(std::move(address)) {}
   ~InprocListener() override {
+    acceptor_->loop.check_other_thread();
     registry_->remove(address_);
     acceptor_->loop.call([this] { acceptor_->open = false; });
   }
@@ -98,6 +99,7 @@ class Connector : public std::enable_shared_from_this<Connector> {
         attempts_(1, deadline) {}
 
   void ask() {
+    loop_.check_thread();
     if (auto flow = registry_->connect(loop_, address_)) return done_(std::move(flow));
     const auto next = attempts_.next();
     if (!next) return done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + ": nobody listens there"));

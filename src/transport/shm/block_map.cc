@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/invariant.h"
+
 namespace poseidon::shm {
 
 std::optional<std::uint32_t> BlockMap::take(std::uint32_t count) {
+  one_thread_.check();
+  invariant(count > 0 && count <= kBlockCount, "a run of blocks fits the area, and is not empty");
   for (std::uint32_t first = next(0, false); first < kBlockCount;) {
     const std::uint32_t end = next(first, true);
     if (end - first >= count) {
@@ -20,6 +24,7 @@ std::optional<std::uint32_t> BlockMap::take(std::uint32_t count) {
 }
 
 bool BlockMap::give_back(std::uint32_t first) {
+  one_thread_.check();
   if (first >= kBlockCount || run_blocks_[first] == 0) return false;
   mark(first, run_blocks_[first], false);
   used_count_ -= run_blocks_[first];

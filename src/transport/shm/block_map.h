@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "base/one_thread.h"
 #include "transport/shm/segment.h"
 
 namespace poseidon::shm {
@@ -17,7 +18,10 @@ class BlockMap {
   std::optional<std::uint32_t> take(std::uint32_t count);
   /// Frees the run that take() returned at `first`. Returns false if there is no such run.
   bool give_back(std::uint32_t first);
-  std::uint32_t used_count() const { return used_count_; }
+  std::uint32_t used_count() const {
+    one_thread_.check();
+    return used_count_;
+  }
 
  private:
   std::uint32_t next(std::uint32_t from, bool used) const;
@@ -27,6 +31,7 @@ class BlockMap {
   std::array<std::uint64_t, kBlockCount / 64> used_{};
   std::array<std::uint32_t, kBlockCount> run_blocks_{};  // by first block; 0: no run starts here
   std::uint32_t used_count_ = 0;
+  [[no_unique_address]] OneThread one_thread_{"BlockMap"};
 };
 
 }  // namespace poseidon::shm

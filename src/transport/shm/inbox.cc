@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "base/invariant.h"
+
 namespace poseidon::shm {
 
 namespace {
@@ -51,12 +53,14 @@ bool Returns::lend(std::uint32_t block_count) {
 void Returns::end_loan(std::uint32_t first_block, std::uint32_t block_count) {
   {
     const std::lock_guard lock(mutex_);
+    invariant(block_count <= lent_count_, "a loan ends once");
     lent_count_ -= block_count;
   }
   give_back(first_block);
 }
 
 Result<std::optional<Descriptor>> Inbox::next() {
+  one_thread_.check();
   const std::uint64_t written = lane_.descriptors_written.load();
   if (written == read_) return std::optional<Descriptor>();
   if (written - read_ > kDescriptorCount) {
@@ -84,14 +88,18 @@ Status Inbox::check(const Descriptor& descriptor) const {
 }
 
 std::span<const std::byte> Inbox::data(const Descriptor& descriptor) const {
+  one_thread_.check();
+  invariant(check(descriptor).ok(), "data is read of descriptors that next() has checked");
   return segment_->incoming_area().subspan(descriptor.first_block * kBlockBytes, descriptor.data_bytes);
 }
 
 void Inbox::give_back(const Descriptor& descriptor) {
+  one_thread_.check();
   if (descriptor.data_bytes > 0) returns_->give_back(descriptor.first_block);
 }
 
 std::function<void()> Inbox::lend(const Descriptor& descriptor) {
+  one_thread_.check();
   const std::uint32_t block_count = blocks_for(descriptor.data_bytes);
   if (!returns_->lend(block_count)) return {};
   const auto loan = std::make_shared<Loan>(returns_, descriptor.first_block, block_count);
@@ -99,6 +107,7 @@ std::function<void()> Inbox::lend(const Descriptor& descriptor) {
 }
 
 bool Inbox::sleep() {
+  one_thread_.check();
   segment_->wake_peer(lane_.sender_waiting);
   lane_.receiver_asleep.store(1);
   if (lane_.descriptors_written.load() == read_) return true;

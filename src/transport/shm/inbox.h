@@ -10,6 +10,7 @@
 #include <span>
 #include <utility>
 
+#include "base/one_thread.h"
 #include "transport/shm/segment.h"
 
 namespace poseidon::shm {
@@ -62,6 +63,7 @@ class Inbox {
   Lane& lane_ = segment_->incoming();
   const std::shared_ptr<Returns> returns_ = std::make_shared<Returns>(segment_);
   std::uint64_t read_ = 0;  // how many descriptors have been read
+  [[no_unique_address]] OneThread one_thread_{"Inbox"};
 };
 
 }  // namespace poseidon::shm

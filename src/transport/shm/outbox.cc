@@ -4,9 +4,12 @@
 #include <cstring>
 #include <string>
 
+#include "base/invariant.h"
+
 namespace poseidon::shm {
 
 Result<bool> Outbox::reserve(std::uint64_t wanted_bytes, Place& place) {
+  one_thread_.check();
   if (Status status = collect(); !status.ok()) return status;
   place = {};
   if (written_ - seen_read_ == kDescriptorCount) return false;
@@ -25,6 +28,8 @@ Result<bool> Outbox::reserve(std::uint64_t wanted_bytes, Place& place) {
 }
 
 void Outbox::publish(Descriptor& descriptor, const Place& place) {
+  one_thread_.check();
+  invariant(written_ - seen_read_ < kDescriptorCount, "a descriptor is published where reserve() has found room");
   descriptor.first_block = place.first_block;
   descriptor.data_bytes = place.memory.size();
   std::memcpy(&lane_.descriptors[written_ % kDescriptorCount], &descriptor, sizeof(descriptor));
@@ -33,6 +38,7 @@ void Outbox::publish(Descriptor& descriptor, const Place& place) {
 }
 
 bool Outbox::wait() {
+  one_thread_.check();
   lane_.sender_waiting.store(1);
   if (lane_.descriptors_read.load() == seen_read_ && lane_.returns_written.load() == returns_read_) return true;
   lane_.sender_waiting.store(0);

@@ -7,6 +7,7 @@
 #include <span>
 #include <utility>
 
+#include "base/one_thread.h"
 #include "transport/shm/block_map.h"
 #include "transport/shm/segment.h"
 
@@ -44,6 +45,7 @@ class Outbox {
   std::uint64_t written_ = 0;       // how many descriptors were written
   std::uint64_t seen_read_ = 0;     // how many of them the peer has read
   std::uint64_t returns_read_ = 0;  // how many runs of blocks came back
+  [[no_unique_address]] OneThread one_thread_{"Outbox"};
 };
 
 }  // namespace poseidon::shm

@@ -4,13 +4,18 @@
 #include <cstring>
 #include <utility>
 
+#include "base/invariant.h"
+
 namespace poseidon::shm {
 
 void SendQueue::push(const wire::Header& header, std::vector<std::span<const std::byte>> payload, Done done) {
+  one_thread_.check();
   waiting_.push(header.priority, {header, std::move(payload), std::move(done)});
 }
 
 void SendQueue::copy(std::span<std::byte> out) {
+  one_thread_.check();
+  invariant(out.size() <= left_bytes(), "no more is copied than the message has left");
   copied_bytes_ += out.size();
   const auto& pieces = current_->payload;
   while (!out.empty()) {
@@ -26,6 +31,11 @@ void SendQueue::copy(std::span<std::byte> out) {
 }
 
 SendQueue::Done SendQueue::pop() {
+  invariant(left_bytes() == 0, "a message leaves the queue when all of it has been copied");
+  return drop();
+}
+
+SendQueue::Done SendQueue::drop() {
   Done done = std::move(current_->done);
   current_.reset();
   copied_bytes_ = 0;
@@ -35,10 +45,11 @@ SendQueue::Done SendQueue::pop() {
 }
 
 std::vector<SendQueue::Done> SendQueue::take_all() {
+  one_thread_.check();
   std::vector<Done> all;
   while (!empty()) {
     begin();
-    all.push_back(pop());
+    all.push_back(drop());
   }
   return all;
 }

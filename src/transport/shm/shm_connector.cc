@@ -26,6 +26,7 @@ ShmConnector::ShmConnector(Loop& loop, std::string address, const SocketName& na
       attempts_(1, deadline) {}
 
 void ShmConnector::attempt() {
+  loop_.check_thread();
   if (Status status = begin(); !status.ok()) return failed(status);
   timer_ = loop_.call_at(attempts_.limit(admission_.patience),
                          [self = shared_from_this()] { self->failed(system_error(ETIMEDOUT)); });

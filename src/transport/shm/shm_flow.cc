@@ -8,6 +8,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/invariant.h"
+
 namespace poseidon::shm {
 
 namespace {
@@ -30,6 +32,8 @@ ShmFlow::ShmFlow(Loop& loop, FileDescriptor socket, std::shared_ptr<Segment> seg
       inbox_(segment_) {}
 
 void ShmFlow::set_receiver(Receiver* receiver) {
+  loop_.check_thread();
+  invariant(receiver_ == nullptr, "a flow gets its receiver once");
   receiver_ = receiver;
   if (state_ == State::closed) return post_finished();
   if (state_ == State::open) update_watch();
@@ -38,6 +42,7 @@ void ShmFlow::set_receiver(Receiver* receiver) {
 
 void ShmFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload,
                    std::function<void(const Status&)> done) {
+  loop_.check_thread();
   const bool open = state_ == State::open;
   if (Status refusal = check_send(end_.send_error(), open, end_.peer_name(), header, payload); !refusal.ok()) {
     end_.finish(std::move(done), refusal);
@@ -54,6 +59,7 @@ void ShmFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
 }
 
 void ShmFlow::close(std::chrono::milliseconds linger) {
+  loop_.check_thread();
   if (state_ != State::open) return;
   state_ = State::closing;
   if (const auto waited = std::exchange(waiting_, std::nullopt)) inbox_.give_back(*waited);
@@ -71,6 +77,7 @@ void ShmFlow::close(std::chrono::milliseconds linger) {
 }
 
 void ShmFlow::resume() {
+  loop_.check_thread();
   if (waiting_) post_work();
 }
 

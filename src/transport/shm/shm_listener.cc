@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/invariant.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/shm_flow.h"
 
@@ -50,6 +51,7 @@ ShmListener::ShmListener(Loop& loop, FileDescriptor socket, std::string address,
 }
 
 ShmListener::~ShmListener() {
+  loop_.check_other_thread();
   loop_.call([this] {
     entrance_.reset();
     while (!pending_.empty()) dismiss(pending_.begin()->first);
@@ -80,7 +82,9 @@ void ShmListener::on_files(int socket) {
 /// Stops waiting for a connection's files.
 ShmListener::PendingConnection ShmListener::dismiss(int socket) {
   loop_.unwatch(socket);
-  PendingConnection connection = std::move(pending_.extract(socket).mapped());
+  auto pending = pending_.extract(socket);
+  invariant(!pending.empty(), "a connection is dismissed once");
+  PendingConnection connection = std::move(pending.mapped());
   loop_.cancel(connection.timer);
   return connection;
 }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/invariant.h"
+
 namespace poseidon::spread {
 
 /// How the far loop reaches the near end, for as long as that exists.
@@ -50,6 +52,7 @@ class FarEnd final : public Receiver, public std::enable_shared_from_this<FarEnd
   Result<std::span<std::byte>> accept(Flow&, const wire::Header& header, bool lent) override {
     if (lent || header.payload_bytes == 0) return std::span<std::byte>();
     asked_ = false;
+    invariant(place_.has_value(), "a payload is accepted when its place is known");
     return *std::exchange(place_, std::nullopt);
   }
   Status on_message(Flow&, const wire::Header& header, std::span<const std::byte> payload,
@@ -105,6 +108,8 @@ Value SpreadFlow::ask_far(Value (Flow::*method)() const) const {
 }
 
 void SpreadFlow::set_receiver(Receiver* receiver) {
+  near_.check_thread();
+  invariant(registration_ == 0, "a flow gets its receiver once");
   receiver_ = receiver;
   registration_ = near_.call_at(Clock::time_point::max(), [self = shared_from_this()] {});
   on_far([](FarEnd& far) { far.start(); });
@@ -112,6 +117,7 @@ void SpreadFlow::set_receiver(Receiver* receiver) {
 
 void SpreadFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload,
                       std::function<void(const Status&)> done) {
+  near_.check_thread();
   ++outstanding_;
   far_.post([far_end = far_end_, header, payload = std::move(payload), done = std::move(done)]() mutable {
     far_end->send(header, std::move(payload), std::move(done));
@@ -120,31 +126,51 @@ void SpreadFlow::send(wire::Header header, std::vector<std::span<const std::byte
 
 /// Waits for the far loop, because whoever closes a flow may use the memory of what was coming.
 void SpreadFlow::close(std::chrono::milliseconds linger) {
+  near_.check_thread();
   stopped_ = true;
   far_.call([this, linger] { far_end_->flow().close(linger); });
 }
 
 void SpreadFlow::resume() {
+  near_.check_thread();
   if (waiting_) near_.post([self = shared_from_this()] { self->give_place(); });
 }
 
 Status SpreadFlow::set_traffic_class(const TrafficClass& traffic_class) {
+  near_.check_thread();
   Status status;
   far_.call([&] { status = far_end_->flow().set_traffic_class(traffic_class); });
   return status;
 }
 
-std::uint64_t SpreadFlow::bytes_sent() const { return ask_far(&Flow::bytes_sent); }
-std::uint64_t SpreadFlow::bytes_received() const { return ask_far(&Flow::bytes_received); }
-std::uint64_t SpreadFlow::bytes_delivered() const { return ask_far(&Flow::bytes_delivered); }
-Flow::Answer SpreadFlow::answer() const { return ask_far(&Flow::answer); }
-Flow::Delivery SpreadFlow::delivery() const { return ask_far(&Flow::delivery); }
+std::uint64_t SpreadFlow::bytes_sent() const {
+  near_.check_thread();
+  return ask_far(&Flow::bytes_sent);
+}
+std::uint64_t SpreadFlow::bytes_received() const {
+  near_.check_thread();
+  return ask_far(&Flow::bytes_received);
+}
+std::uint64_t SpreadFlow::bytes_delivered() const {
+  near_.check_thread();
+  return ask_far(&Flow::bytes_delivered);
+}
+Flow::Answer SpreadFlow::answer() const {
+  near_.check_thread();
+  return ask_far(&Flow::answer);
+}
+Flow::Delivery SpreadFlow::delivery() const {
+  near_.check_thread();
+  return ask_far(&Flow::delivery);
+}
 
 void SpreadFlow::limit_rate(std::uint64_t bytes_per_second) {
+  near_.check_thread();
   on_far([bytes_per_second](FarEnd& far) { far.flow().limit_rate(bytes_per_second); });
 }
 
 void SpreadFlow::hold(std::chrono::microseconds time) {
+  near_.check_thread();
   on_far([time](FarEnd& far) { far.flow().hold(time); });
 }
 
@@ -180,6 +206,7 @@ void SpreadFlow::take(const wire::Header& header, std::span<const std::byte> pay
 }
 
 void SpreadFlow::sent(const std::function<void(const Status&)>& done, const Status& status) {
+  invariant(outstanding_ > 0, "a send is done once");
   --outstanding_;
   done(status);
   settle();

@@ -29,6 +29,7 @@ class SpreadListener final : public Listener {
   SpreadListener(std::unique_ptr<Listener> beneath, Loop& near, std::shared_ptr<Acceptor> acceptor)
       : beneath_(std::move(beneath)), near_(near), acceptor_(std::move(acceptor)) {}
   ~SpreadListener() override {
+    near_.check_other_thread();
     beneath_.reset();
     near_.call([this] { acceptor_->open = false; });
   }

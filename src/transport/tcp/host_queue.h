@@ -10,7 +10,7 @@
 
 namespace poseidon::tcp {
 
-/// How much of one host's queue may be filled. One thread at a time.
+/// How much of one host's queue may be filled. HostQueue's mutex guards it.
 ///
 /// Just enough that the queue does not run dry between two looks: it falls to twice what left between two looks, while
 /// the queue is never empty, and rises when the queue is empty although somebody waits for room. Linux limits the

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <string>
 
+#include "base/invariant.h"
+
 namespace poseidon::tcp {
 
 namespace {
@@ -13,6 +15,8 @@ constexpr std::size_t kBufferBytes = 64u << 10;
 MessageReader::MessageReader() : buffer_(kBufferBytes) {}
 
 std::size_t MessageReader::destinations(std::size_t limit_bytes, std::span<iovec, 2> out) {
+  one_thread_.check();
+  invariant(limit_bytes > 0, "somebody who reads takes at least a byte");
   if (stopped_) begin_ = end_ = 0;
   if (!in_payload_ || stopped_) {
     // At most a part of one header is left.
@@ -30,6 +34,7 @@ std::size_t MessageReader::destinations(std::size_t limit_bytes, std::span<iovec
 }
 
 Status MessageReader::consume(std::size_t count, Flow& flow, Receiver& receiver) {
+  one_thread_.check();
   if (stopped_) return {};
   if (in_payload_) {
     const std::size_t in_place = std::min(count, payload_.size() - received_bytes_);
@@ -38,6 +43,7 @@ Status MessageReader::consume(std::size_t count, Flow& flow, Receiver& receiver)
   } else {
     end_ += count;
   }
+  invariant(end_ <= buffer_.size(), "no more bytes are read than there were places for");
   while (!stopped_) {
     if (!in_payload_) {
       if (buffered_bytes() < wire::kHeaderBytes) break;
@@ -71,6 +77,7 @@ Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
     return {ErrorCode::invalid_argument, "the receiver gave " + std::to_string(payload_.size()) +
                                              " bytes for a payload of " + std::to_string(header_.payload_bytes)};
   }
+  invariant(begin_ <= end_, "a header that was taken had been read");
   received_bytes_ = std::min(buffered_bytes(), payload_.size());
   std::ranges::copy(buffer_.span().subspan(begin_, received_bytes_), payload_.begin());
   begin_ += received_bytes_;

@@ -10,6 +10,7 @@ std::span<const std::byte> SendQueue::Entry::piece(std::size_t index) const {
 }
 
 void SendQueue::push(const wire::Header& header, std::vector<std::span<const std::byte>> payload, Done done) {
+  one_thread_.check();
   std::erase_if(payload, [](const auto& piece) { return piece.empty(); });
   Entry entry;
   wire::encode(header, entry.header);
@@ -19,6 +20,7 @@ void SendQueue::push(const wire::Header& header, std::vector<std::span<const std
 }
 
 std::size_t SendQueue::fill(std::span<iovec> out, std::size_t limit_bytes) const {
+  one_thread_.check();
   std::size_t used = 0;
   std::size_t piece = piece_;
   std::size_t offset_bytes = offset_bytes_;
@@ -40,8 +42,9 @@ std::size_t SendQueue::fill(std::span<iovec> out, std::size_t limit_bytes) const
 }
 
 void SendQueue::advance(std::size_t count, std::vector<Done>& finished) {
+  one_thread_.check();
   while (count > 0) {
-    if (!current_) current_ = waiting_.pop();
+    if (!current_) current_ = waiting_.pop();  // the system has taken no more than fill() described
     const std::size_t left = current_->piece(piece_).size() - offset_bytes_;
     if (count < left) {
       offset_bytes_ += count;
@@ -57,6 +60,7 @@ void SendQueue::advance(std::size_t count, std::vector<Done>& finished) {
 }
 
 std::vector<SendQueue::Done> SendQueue::take_all() {
+  one_thread_.check();
   std::vector<Done> all;
   if (current_) all.push_back(std::move(current_->done));
   current_.reset();

@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "base/one_thread.h"
 #include "poseidon/status.h"
 #include "transport/level_queue.h"
 #include "wire/header.h"
@@ -22,7 +23,10 @@ class SendQueue {
   using Done = std::function<void(const Status&)>;
 
   void push(const wire::Header& header, std::vector<std::span<const std::byte>> payload, Done done);
-  bool empty() const { return !current_ && waiting_.empty(); }
+  bool empty() const {
+    one_thread_.check();
+    return !current_ && waiting_.empty();
+  }
 
   /// Describes the next bytes, of several messages if they fit, at most `limit_bytes` in all. Returns how many elements
   /// of `out` it used.
@@ -48,6 +52,7 @@ class SendQueue {
   std::size_t piece_ = 0;         // the piece of that message that is sent next
   std::size_t offset_bytes_ = 0;  // in that piece
   LevelQueue<Entry> waiting_;
+  [[no_unique_address]] OneThread one_thread_{"SendQueue"};
 };
 
 }  // namespace poseidon::tcp

@@ -38,7 +38,10 @@ TcpConnector::TcpConnector(Loop& loop, std::string address, std::vector<SocketAd
       done_(std::move(done)),
       attempts_(candidates_.size(), deadline) {}
 
-void TcpConnector::start() { try_candidate(); }
+void TcpConnector::start() {
+  loop_.check_thread();
+  try_candidate();
+}
 
 void TcpConnector::try_candidate() {
   const SocketAddress& candidate = candidates_[attempts_.candidate()];

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/file_descriptor.h"
+#include "base/invariant.h"
 #include "transport/tcp/address.h"
 #include "transport/tcp/congestion_control.h"
 #include "transport/tcp/kernel_info.h"
@@ -69,6 +70,8 @@ TcpFlow::TcpFlow(Loop& loop, ByteStream stream, std::chrono::milliseconds silenc
 }
 
 void TcpFlow::set_receiver(Receiver* receiver) {
+  loop_.check_thread();
+  invariant(receiver_ == nullptr, "a flow gets its receiver once");
   receiver_ = receiver;
   if (state_ == State::open) {
     update_watch();
@@ -80,6 +83,7 @@ void TcpFlow::set_receiver(Receiver* receiver) {
 
 void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload,
                    std::function<void(const Status&)> done) {
+  loop_.check_thread();
   const bool open = state_ == State::open;
   if (Status refusal = check_send(end_.send_error(), open, end_.peer_name(), header, payload); !refusal.ok()) {
     end_.finish(std::move(done), refusal);
@@ -95,6 +99,7 @@ void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> 
 }
 
 Status TcpFlow::set_traffic_class(const TrafficClass& traffic_class) {
+  loop_.check_thread();
   if (state_ == State::closed) return {};
   if (traffic_class.shared)
     place_.emplace(stream_.socket(), traffic_class.yields);
@@ -112,6 +117,7 @@ Status TcpFlow::set_traffic_class(const TrafficClass& traffic_class) {
 }
 
 void TcpFlow::close(std::chrono::milliseconds linger) {
+  loop_.check_thread();
   if (state_ == State::closing && linger.count() <= 0) return end({});
   if (state_ != State::open) return;
   if (held()) loop_.cancel(std::exchange(hold_timer_, 0));
@@ -148,12 +154,14 @@ void TcpFlow::on_events(std::uint32_t events) {
 }
 
 std::uint64_t TcpFlow::bytes_delivered() const {
+  loop_.check_thread();
   int unacknowledged_bytes = 0;
   if (state_ == State::closed || ::ioctl(stream_.socket(), SIOCOUTQ, &unacknowledged_bytes) != 0) return bytes_sent_;
   return bytes_sent_ - std::min(bytes_sent_, static_cast<std::uint64_t>(unacknowledged_bytes));
 }
 
 Flow::Answer TcpFlow::answer() const {
+  loop_.check_thread();
   if (state_ == State::closed) return {};
   const tcp_info info = kernel_info(stream_.socket());
   Answer answer;
@@ -164,6 +172,7 @@ Flow::Answer TcpFlow::answer() const {
 }
 
 Flow::Delivery TcpFlow::delivery() const {
+  loop_.check_thread();
   if (state_ == State::closed) return {};
   const tcp_info info = kernel_info(stream_.socket());
   return {.received_bytes = info.tcpi_bytes_received,
@@ -172,12 +181,14 @@ Flow::Delivery TcpFlow::delivery() const {
 }
 
 void TcpFlow::limit_rate(std::uint64_t bytes_per_second) {
+  loop_.check_thread();
   if (state_ == State::closed) return;
   const std::uint64_t value = bytes_per_second == 0 ? ~std::uint64_t{0} : bytes_per_second;
   static_cast<void>(::setsockopt(stream_.socket(), SOL_SOCKET, SO_MAX_PACING_RATE, &value, sizeof(value)));
 }
 
 void TcpFlow::hold(std::chrono::microseconds time) {
+  loop_.check_thread();
   if (state_ != State::open) return;
   const bool was_held = held();
   if (was_held) loop_.cancel(std::exchange(hold_timer_, 0));
@@ -199,6 +210,7 @@ void TcpFlow::release() {
 }
 
 void TcpFlow::resume() {
+  loop_.check_thread();
   if (reader_.waiting()) loop_.post([self = shared_from_this()] { self->go_on(); });
 }
 

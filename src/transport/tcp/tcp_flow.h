@@ -31,8 +31,14 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   void resume() override;
   Status set_traffic_class(const TrafficClass& traffic_class) override;
   const std::string& peer_name() const override { return end_.peer_name(); }
-  std::uint64_t bytes_sent() const override { return bytes_sent_; }
-  std::uint64_t bytes_received() const override { return bytes_received_; }
+  std::uint64_t bytes_sent() const override {
+    loop_.check_thread();
+    return bytes_sent_;
+  }
+  std::uint64_t bytes_received() const override {
+    loop_.check_thread();
+    return bytes_received_;
+  }
   std::uint64_t bytes_delivered() const override;
   Answer answer() const override;
   Delivery delivery() const override;

@@ -44,6 +44,7 @@ TcpListener::TcpListener(Loop& loop, FileDescriptor socket, const Admission& adm
 }
 
 TcpListener::~TcpListener() {
+  loop_.check_other_thread();
   loop_.call([this] { entrance_.reset(); });
 }
 

@@ -121,6 +121,7 @@ class Session final : public TlsSession {
   }
 
   Transfer shake_hands() override {
+    const OneThread::Turn turn(one_thread_);
     ERR_clear_error();
     const int result = SSL_do_handshake(ssl_.get());
     Transfer outcome = result == 1 ? Transfer{} : reason_of(result);
@@ -134,6 +135,7 @@ class Session final : public TlsSession {
   }
 
   Transfer send(std::span<const iovec> pieces) override {
+    const OneThread::Turn turn(one_thread_);
     Cursor cursor(pieces);
     std::size_t taken_bytes = 0;
     for (;;) {
@@ -149,9 +151,13 @@ class Session final : public TlsSession {
     }
   }
 
-  bool has_unsent() const override { return socket_.has_unsent(); }
+  bool has_unsent() const override {
+    const OneThread::Turn turn(one_thread_);
+    return socket_.has_unsent();
+  }
 
   Transfer receive(std::span<const iovec> pieces) override {
+    const OneThread::Turn turn(one_thread_);
     if (over_) return *over_;
     drained_ = false;
     std::size_t total_bytes = 0;
@@ -169,9 +175,13 @@ class Session final : public TlsSession {
     return {Outcome::done, total_bytes};
   }
 
-  bool has_unread() const override { return !drained_ && (over_ || SSL_has_pending(ssl_.get()) == 1); }
+  bool has_unread() const override {
+    const OneThread::Turn turn(one_thread_);
+    return !drained_ && (over_ || SSL_has_pending(ssl_.get()) == 1);
+  }
 
   Transfer finish() override {
+    const OneThread::Turn turn(one_thread_);
     if (!std::exchange(finished_, true)) {
       ERR_clear_error();
       SSL_shutdown(ssl_.get());  // if it cannot tell the peer any more, the peer finds out from the closed connection
@@ -179,7 +189,10 @@ class Session final : public TlsSession {
     return socket_.flush();
   }
 
-  const std::string& failure() const override { return failure_; }
+  const std::string& failure() const override {
+    const OneThread::Turn turn(one_thread_);
+    return failure_;
+  }
 
   /// See SSL_psk_use_session_cb_func.
   static int use_psk(SSL* ssl, const EVP_MD* /*hash*/, const unsigned char** identity, std::size_t* identity_bytes,
@@ -266,6 +279,7 @@ class Session final : public TlsSession {
   std::optional<Transfer> over_;  // set when nothing more can be received
   bool finished_ = false;
   std::string failure_;
+  [[no_unique_address]] OneThread one_thread_{"TlsSession"};
 };
 
 class Context final : public TlsContext, public std::enable_shared_from_this<Context> {

@@ -15,8 +15,8 @@
 
 namespace poseidon {
 
-/// Only one thread uses it. The owner keeps the socket, which is connected and nonblocking. Nobody else reads from it
-/// or writes to it.
+/// One thread at a time uses it (those that derive from it check it). The owner keeps the socket, which is connected
+/// and nonblocking. Nobody else reads from it or writes to it.
 class TlsSession {
  public:
   virtual ~TlsSession() = default;

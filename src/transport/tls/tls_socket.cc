@@ -18,6 +18,7 @@ TlsSocket& socket_of(BIO* bio) { return *static_cast<TlsSocket*>(BIO_get_data(bi
 }  // namespace
 
 Transfer TlsSocket::flush() {
+  const OneThread::Turn turn(one_thread_);
   while (sent_bytes_ < unsent_.size()) {
     const auto rest = std::span(unsent_).subspan(sent_bytes_);
     const ssize_t sent = ::send(socket_, rest.data(), rest.size(), MSG_NOSIGNAL | MSG_DONTWAIT);

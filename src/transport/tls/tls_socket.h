@@ -10,11 +10,12 @@
 #include <memory>
 #include <vector>
 
+#include "base/one_thread.h"
 #include "transport/transfer.h"
 
 namespace poseidon::tls {
 
-/// Only one thread uses it. It must not move while it has a BIO.
+/// One thread at a time uses it. It must not move while it has a BIO.
 class TlsSocket {
  public:
   explicit TlsSocket(int socket) : socket_(socket) {}
@@ -23,11 +24,20 @@ class TlsSocket {
 
   /// Sends what was collected. blocked: a part of it is left.
   Transfer flush();
-  bool has_unsent() const { return !unsent_.empty(); }
+  bool has_unsent() const {
+    const OneThread::Turn turn(one_thread_);
+    return !unsent_.empty();
+  }
   /// Whether the peer has closed its side of the connection, whatever TLS says about it.
-  bool at_end() const { return at_end_; }
+  bool at_end() const {
+    const OneThread::Turn turn(one_thread_);
+    return at_end_;
+  }
   /// Returns the errno of the last failure.
-  int error() const { return error_; }
+  int error() const {
+    const OneThread::Turn turn(one_thread_);
+    return error_;
+  }
 
  private:
   friend class TlsSocketMethod;
@@ -37,6 +47,7 @@ class TlsSocket {
   std::size_t sent_bytes_ = 0;  // how much of `unsent_` has been sent
   bool at_end_ = false;
   int error_ = 0;
+  [[no_unique_address]] OneThread one_thread_{"TlsSocket"};
 };
 
 /// Tells OpenSSL how to use a TlsSocket. Immutable and thread-safe. It must outlive the BIOs.

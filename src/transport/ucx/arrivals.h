@@ -7,6 +7,8 @@
 #include <optional>
 #include <utility>
 
+#include "base/invariant.h"
+#include "base/one_thread.h"
 #include "wire/header.h"
 
 namespace poseidon::ucx {
@@ -23,6 +25,7 @@ class Arrivals {
  public:
   /// Returns false for a number that has come already, and for one that is further ahead than any sender can be.
   bool insert(std::uint64_t sequence, const Arrival& arrival) {
+    one_thread_.check();
     if (sequence < next_ || sequence - next_ >= kWindow) return false;
     const auto index = static_cast<std::size_t>(sequence - next_);
     if (index >= waiting_.size()) waiting_.resize(index + 1);
@@ -32,10 +35,15 @@ class Arrivals {
   }
 
   /// Returns the next message if it is here, and null otherwise.
-  const Arrival* front() const { return waiting_.empty() || !waiting_.front() ? nullptr : &*waiting_.front(); }
+  const Arrival* front() const {
+    one_thread_.check();
+    return waiting_.empty() || !waiting_.front() ? nullptr : &*waiting_.front();
+  }
 
   /// Takes the message that front() returns.
   Arrival take() {
+    one_thread_.check();
+    invariant(!waiting_.empty() && waiting_.front().has_value(), "a message is taken that front() has returned");
     const Arrival arrival = *waiting_.front();
     waiting_.pop_front();
     ++next_;
@@ -43,15 +51,22 @@ class Arrivals {
   }
 
   /// Returns the number of the message that front() returns or waits for.
-  std::uint64_t next() const { return next_; }
+  std::uint64_t next() const {
+    one_thread_.check();
+    return next_;
+  }
 
   /// Takes all messages. An entry is empty if its message has not come.
-  std::deque<std::optional<Arrival>> take_all() { return std::exchange(waiting_, {}); }
+  std::deque<std::optional<Arrival>> take_all() {
+    one_thread_.check();
+    return std::exchange(waiting_, {});
+  }
 
  private:
   static constexpr std::uint64_t kWindow = std::uint64_t{1} << 20;  // in messages
   std::uint64_t next_ = 0;
   std::deque<std::optional<Arrival>> waiting_;  // waiting_[0] has the number next_
+  [[no_unique_address]] OneThread one_thread_{"Arrivals"};
 };
 
 }  // namespace poseidon::ucx

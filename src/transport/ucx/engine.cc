@@ -48,6 +48,7 @@ Engine::~Engine() {
 }
 
 Status Engine::start() {
+  loop_.check_thread();
   for (const auto& [id, handler] : {std::pair{kDataId, &Engine::on_data}, std::pair{kControlId, &Engine::on_control}}) {
     ucp_am_handler_param_t params{};
     params.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
@@ -69,6 +70,7 @@ Status Engine::start() {
 }
 
 ucs_status_t Engine::create_endpoint(ucp_ep_params_t parameters, UcxFlow& flow, ucp_ep_h& endpoint) {
+  loop_.check_thread();
   parameters.field_mask |= UCP_EP_PARAM_FIELD_ERR_HANDLING_MODE | UCP_EP_PARAM_FIELD_ERR_HANDLER;
   parameters.err_mode = UCP_ERR_HANDLING_MODE_PEER;
   parameters.err_handler.cb = &Engine::on_endpoint_error;
@@ -80,6 +82,7 @@ ucs_status_t Engine::create_endpoint(ucp_ep_params_t parameters, UcxFlow& flow, 
 }
 
 void Engine::close_endpoint(ucp_ep_h endpoint) {
+  loop_.check_thread();
   endpoints_.erase(endpoint);
   ucp_request_param_t params{};
   params.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
@@ -89,11 +92,18 @@ void Engine::close_endpoint(ucp_ep_h endpoint) {
   wake();
 }
 
-void Engine::add(UcxFlow& flow) { flows_.push_back(&flow); }
+void Engine::add(UcxFlow& flow) {
+  loop_.check_thread();
+  flows_.push_back(&flow);
+}
 
-void Engine::remove(UcxFlow& flow) { std::erase(flows_, &flow); }
+void Engine::remove(UcxFlow& flow) {
+  loop_.check_thread();
+  std::erase(flows_, &flow);
+}
 
 void Engine::defer(std::function<void()> task) {
+  loop_.check_thread();
   deferred_.push_back(std::move(task));
   wake();
 }

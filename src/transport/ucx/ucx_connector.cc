@@ -26,6 +26,7 @@ UcxConnector::UcxConnector(Loop& loop, std::string address, std::vector<tcp::Soc
       attempts_(candidates_.size(), deadline) {}
 
 void UcxConnector::start(const std::shared_ptr<Engine>& engine) {
+  loop_.check_thread();
   engine_ = engine;
   try_candidate();
 }

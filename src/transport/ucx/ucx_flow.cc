@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/invariant.h"
+
 namespace poseidon::ucx {
 
 namespace {
@@ -79,6 +81,7 @@ UcxFlow::~UcxFlow() {
 }
 
 std::shared_ptr<UcxFlow> UcxFlow::abandon() {
+  loop_.check_thread();
   auto self = shared_from_this();
   keep_alive_.reset();
   close_endpoint();
@@ -101,12 +104,15 @@ void UcxFlow::close_endpoint() {
 }
 
 void UcxFlow::set_receiver(Receiver* receiver) {
+  loop_.check_thread();
+  invariant(receiver_ == nullptr, "a flow gets its receiver once");
   receiver_ = receiver;
   update_keep_alive();
   settle_soon();
 }
 
 void UcxFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload, Done done) {
+  loop_.check_thread();
   const bool open = state_ == State::open;
   if (Status refusal = check_send(send_error(), open, end_.peer_name(), header, payload); !refusal.ok()) {
     end_.finish(std::move(done), refusal);
@@ -215,6 +221,7 @@ void UcxFlow::complete(Operation& operation, ucs_status_t status) {
 }
 
 ucs_status_t UcxFlow::on_data(std::span<const std::byte> header, void* data, std::size_t data_bytes, bool rendezvous) {
+  loop_.check_thread();
   if (state_ != State::open || !connection_error_.ok()) return UCS_OK;  // UCS_OK tells the sender to go on
   if (handshake_.state() != wire::Handshake::State::done) {
     fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": data before the handshake"});
@@ -247,6 +254,7 @@ ucs_status_t UcxFlow::on_data(std::span<const std::byte> header, void* data, std
 }
 
 void UcxFlow::on_control(std::span<const std::byte> header) {
+  loop_.check_thread();
   const std::uint64_t kind = header.size() < kNumberBytes ? 0 : get(header);
   const auto content = header.subspan(std::min(header.size(), kNumberBytes));
   const bool proven = handshake_.state() == wire::Handshake::State::done;
@@ -264,7 +272,10 @@ void UcxFlow::on_control(std::span<const std::byte> header) {
   settle_soon();
 }
 
-void UcxFlow::on_error(ucs_status_t status) { fail(end_.lost(text_of(status))); }
+void UcxFlow::on_error(ucs_status_t status) {
+  loop_.check_thread();
+  fail(end_.lost(text_of(status)));
+}
 
 void UcxFlow::fail(Status status) {
   if (connection_error_.ok()) connection_error_ = std::move(status);
@@ -272,6 +283,7 @@ void UcxFlow::fail(Status status) {
 }
 
 void UcxFlow::close(std::chrono::milliseconds linger) {
+  loop_.check_thread();
   if (state_ != State::open) return;
   state_ = State::closing;
   on_open_ = nullptr;
@@ -338,6 +350,7 @@ void UcxFlow::deliver() {
 }
 
 void UcxFlow::resume() {
+  loop_.check_thread();
   if (!std::exchange(may_deliver_, true)) settle_soon();
 }
 
@@ -390,6 +403,7 @@ void UcxFlow::on_received(void* request, ucs_status_t status, std::size_t bytes,
 }
 
 void UcxFlow::finish_receiving() {
+  invariant(receiving_ && receiving_->complete, "a payload is handed over when all of it is here");
   const Receiving received = std::move(*receiving_);
   receiving_.reset();
   if (!received.status.ok()) return end(received.status);

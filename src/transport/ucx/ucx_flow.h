@@ -54,9 +54,18 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   void close(std::chrono::milliseconds linger) override;
   void resume() override;
   const std::string& peer_name() const override { return end_.peer_name(); }
-  std::uint64_t bytes_sent() const override { return bytes_sent_; }
-  std::uint64_t bytes_received() const override { return bytes_received_; }
-  wire::Handshake::State handshake_state() const { return handshake_.state(); }
+  std::uint64_t bytes_sent() const override {
+    loop_.check_thread();
+    return bytes_sent_;
+  }
+  std::uint64_t bytes_received() const override {
+    loop_.check_thread();
+    return bytes_received_;
+  }
+  wire::Handshake::State handshake_state() const {
+    loop_.check_thread();
+    return handshake_.state();
+  }
 
   // The engine calls the following from inside UCX.
   ucs_status_t on_data(std::span<const std::byte> header, void* data, std::size_t data_bytes, bool rendezvous);

@@ -119,6 +119,7 @@ class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
 
 Result<std::unique_ptr<Listener>> UcxListener::listen(const std::shared_ptr<Engine>& engine, const std::string& address,
                                                       const Admission& admission, OnAccept on_accept) {
+  engine->loop().check_thread();
   const auto candidates = tcp::resolve(address);
   if (!candidates.ok()) return candidates.status().with_context("cannot listen");
   const auto acceptor = std::make_shared<Acceptor>(engine, admission, std::move(on_accept));
@@ -142,6 +143,7 @@ UcxListener::UcxListener(Loop& loop, std::shared_ptr<Acceptor> acceptor, std::st
     : loop_(loop), acceptor_(std::move(acceptor)), address_(std::move(address)) {}
 
 UcxListener::~UcxListener() {
+  loop_.check_other_thread();
   loop_.call([this] { acceptor_.reset(); });
 }
 

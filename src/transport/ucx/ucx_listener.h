@@ -15,7 +15,8 @@ class UcxListener final : public Listener {
  public:
   using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
 
-  /// See Transport::listen. `engine` is the one of this loop. Only the loop thread uses the listener.
+  /// See Transport::listen. `engine` is the one of the loop, whose thread alone calls this. Any other
+  /// thread may destroy the listener.
   static Result<std::unique_ptr<Listener>> listen(const std::shared_ptr<Engine>& engine, const std::string& address,
                                                   const Admission& admission, OnAccept on_accept);
 

@@ -37,6 +37,7 @@ class ParameterServerTest : public ::testing::Test {
 
   /// Sets the state after start(), which itself would need a server.
   void begin(Operation operation) {
+    exchange_.progress = Progress();  // the one before has ended
     exchange_.begin(std::move(operation), protocol_of(Scheme::ps), Scheme::ps, PeerInbox());
     exchange_.progress.chunks_missing = 2;
     exchange_.progress.chunks.assign(2, ChunkArrival::awaited);

@@ -64,7 +64,8 @@ class Job {
       auto& shard = shards_.emplace_back(std::make_unique<Shard>(1, Reduction{}, ShardThreads{}));
       shard->set_checkpoint(
           std::make_unique<ShardCheckpoint>(*writer_, "default", options, loop_, shard->pool().shared_from_this()));
-      for (const auto& message : units.make(0)) EXPECT_TRUE(shard->describe_units(message.payload()).ok());
+      for (const auto& message : units.make(0))
+        loop_.call([&] { EXPECT_TRUE(shard->describe_units(message.payload()).ok()); });
     }
   }
   ~Job() { finish(); }
@@ -455,17 +456,19 @@ TEST_F(ShardCheckpoints, WhatTheyKeepCountsAgainstTheMemoryLimit) {
   const auto pool = std::make_shared<BufferPool>(budget);
   ShardCheckpoint checkpoint(writer, "default", every(1), loop, pool);
   wire::StoredUnits units{5, 0, {{1, DType::float32, 400, 400, "w"}, {2, DType::float32, 400, 400, "b"}}};
-  ASSERT_TRUE(checkpoint.describe(units).ok());
-  EXPECT_GT(budget->used_bytes(), 200u);
-  StoredChunk chunk(pool);
-  ASSERT_TRUE(chunk.assign(0, Bytes(400), DType::float32, 0).ok());
-  while (pool->has_room(400)) pool->charge(100);
-  checkpoint.stepped(testing::header_of_chunk(1, 0, 1), chunk, nullptr);
-  ASSERT_EQ(writer.notices().size(), 1u);
-  EXPECT_NE(writer.notices()[0].find("memory_limit"), std::string::npos) << writer.notices()[0];
-  for (std::uint32_t id = 3; id < 30; ++id)
-    units.units.push_back({id, DType::float32, 4, 4, "unit " + std::to_string(id)});
-  EXPECT_EQ(checkpoint.describe(units).code(), ErrorCode::refused);
+  loop.call([&] {
+    ASSERT_TRUE(checkpoint.describe(units).ok());
+    EXPECT_GT(budget->used_bytes(), 200u);
+    StoredChunk chunk(pool);
+    ASSERT_TRUE(chunk.assign(0, Bytes(400), DType::float32, 0).ok());
+    while (pool->has_room(400)) pool->charge(100);
+    checkpoint.stepped(testing::header_of_chunk(1, 0, 1), chunk, nullptr);
+    ASSERT_EQ(writer.notices().size(), 1u);
+    EXPECT_NE(writer.notices()[0].find("memory_limit"), std::string::npos) << writer.notices()[0];
+    for (std::uint32_t id = 3; id < 30; ++id)
+      units.units.push_back({id, DType::float32, 4, 4, "unit " + std::to_string(id)});
+    EXPECT_EQ(checkpoint.describe(units).code(), ErrorCode::refused);
+  });
 }
 
 TEST_F(ShardCheckpoints, UnitsAreDescribedOnce) {
@@ -473,18 +476,20 @@ TEST_F(ShardCheckpoints, UnitsAreDescribedOnce) {
   Loop loop("shard");
   ShardCheckpoint checkpoint(writer, "default", every(1), loop, std::make_shared<BufferPool>());
   const wire::StoredUnits units{5, 0, {{1, DType::float32, 64, 64, "w"}}};
-  EXPECT_TRUE(checkpoint.describe(units).ok());
-  EXPECT_TRUE(checkpoint.describe(units).ok()) << "on another connection";
-  auto other = units;
-  other.units[0].size_bytes = 128;
-  EXPECT_EQ(checkpoint.describe(other).code(), ErrorCode::refused);
-  other = units;
-  other.run = 6;
-  EXPECT_EQ(checkpoint.describe(other).code(), ErrorCode::refused);
-  StoredChunk chunk(std::make_shared<BufferPool>());
-  wire::Header header;
-  header.unit = 2;
-  EXPECT_EQ(checkpoint.restore(header, 0, chunk).status().code(), ErrorCode::refused);
+  loop.call([&] {
+    EXPECT_TRUE(checkpoint.describe(units).ok());
+    EXPECT_TRUE(checkpoint.describe(units).ok()) << "on another connection";
+    auto other = units;
+    other.units[0].size_bytes = 128;
+    EXPECT_EQ(checkpoint.describe(other).code(), ErrorCode::refused);
+    other = units;
+    other.run = 6;
+    EXPECT_EQ(checkpoint.describe(other).code(), ErrorCode::refused);
+    StoredChunk chunk(std::make_shared<BufferPool>());
+    wire::Header header;
+    header.unit = 2;
+    EXPECT_EQ(checkpoint.restore(header, 0, chunk).status().code(), ErrorCode::refused);
+  });
 }
 
 }  // namespace

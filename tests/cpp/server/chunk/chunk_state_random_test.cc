@@ -58,7 +58,8 @@ struct Rank {
 /// One random step of one chunk.
 class RandomStep {
  public:
-  explicit RandomStep(std::uint32_t seed) : random_(seed) {
+  explicit RandomStep(std::uint32_t seed, std::shared_ptr<BufferPool> pool = std::make_shared<BufferPool>())
+      : random_(seed), pool_(std::move(pool)) {
     constexpr std::array<DType, 7> dtypes{DType::float32, DType::float64, DType::float16, DType::bfloat16,
                                           DType::int32,   DType::int64,   DType::uint8};
     worker_count_ = static_cast<std::uint32_t>(1 + below(random_, 9));
@@ -74,6 +75,7 @@ class RandomStep {
   }
 
   ChunkState state() const { return {worker_count_, reduction_, pool_}; }
+  const std::shared_ptr<BufferPool>& pool() const { return pool_; }
   Reduction reduction() const { return reduction_; }
 
   /// Makes something happen to a random rank that has not finished. Returns false when all have finished.
@@ -269,7 +271,7 @@ class RandomStep {
   std::size_t element_count_ = 0;
   std::deque<Rank> ranks_;
   std::vector<std::uint32_t> order_;  // of admission
-  const std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
+  const std::shared_ptr<BufferPool> pool_;
 };
 
 TEST(ChunkStateRandom, TheResultDoesNotDependOnWhatArrivesWhen) {
@@ -312,7 +314,7 @@ TEST(ChunkStateRandom, AStepThatLosesARankNeverEndsWrongAndLeavesNoLoan) {
     EXPECT_FALSE(state.started());
     if (HasFailure()) return;
 
-    RandomStep next(seed);  // the same chunk serves a whole step afterwards
+    RandomStep next(seed, step.pool());  // the same chunk serves a whole step afterwards
     while (next.advance(state)) {
     }
     next.expect_result(state);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <deque>
 #include <random>
 #include <string>
@@ -51,7 +52,14 @@ class StoredChunkTest : public ::testing::Test {
     EXPECT_NE(status.message().find(word), std::string::npos) << status.message();
   }
 
-  StoredChunk chunk_{std::make_shared<BufferPool>()};
+  Buffer sum_of(const Floats& values) {
+    Buffer sum = pool_->take(values.size() * sizeof(float));
+    std::ranges::copy(std::as_bytes(std::span(values)), sum.span().begin());
+    return sum;
+  }
+
+  const std::shared_ptr<BufferPool> pool_ = std::make_shared<BufferPool>();
+  StoredChunk chunk_{pool_};
 };
 
 TEST_F(StoredChunkTest, HasNothingBeforeItsFirstValue) {
@@ -118,9 +126,9 @@ TEST_F(StoredChunkTest, UpdatesAsTheKernelDoesAndWhatWasHandedOutKeepsItsBytes) 
 }
 
 TEST_F(StoredChunkTest, WithoutARuleTheSumIsTheValue) {
-  chunk_.replace(buffer_of(bytes_of(Floats{1, 2})), DType::float32);
+  chunk_.replace(sum_of({1, 2}), DType::float32);
   const auto first = chunk_.array(0);
-  chunk_.replace(buffer_of(bytes_of(Floats{3, 4})), DType::float32);
+  chunk_.replace(sum_of({3, 4}), DType::float32);
   EXPECT_EQ(values_of(first->span()), (Floats{1, 2}));
   EXPECT_EQ(values_of(chunk_.array(0)->span()), (Floats{3, 4}));
 }
