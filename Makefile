@@ -13,6 +13,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python tools/check_structure.py
+	$(BIN)/python tools/check_thread_comments.py
 	tools/tests.sh
 
 # What others have written: torch's tests of its own class, and programs with each framework, which are installed first.
@@ -46,6 +47,7 @@ check: $(STAMP)
 	$(BIN)/ruff check python tests bench examples tools
 	$(BIN)/mypy
 	$(BIN)/python tools/check_structure.py
+	$(BIN)/python tools/check_thread_comments.py
 	tools/clang_tidy.sh $(BIN)
 
 format: $(STAMP)
