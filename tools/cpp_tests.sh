@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Builds and runs the core's C++ tests with checks (POSEIDON_CHECKS), in a tree of their own: optimized like the
-# extension, or with sanitizers. Usage: cpp_tests.sh [SANITIZERS BUILD_DIR [TEST_ARGUMENT…]]
+# Builds and runs the core's C++ tests: beside the installed extension, whose core they share, or with sanitizers in a
+# tree of their own. Usage: cpp_tests.sh [SANITIZERS BUILD_DIR [TEST_ARGUMENT…]]
+# Sanitized tests have checks (POSEIDON_CHECKS); the others have them if the extension was built with them.
 # The tests run as several processes at once, because many of them wait. Sanitized tests compute: they run as one.
 set -euo pipefail
 sanitize=${1:-}
@@ -20,17 +21,16 @@ if [ ! -f /usr/include/gtest/gtest.h ] && [ ! -f "$prefix/usr/include/gtest/gtes
   fi
 fi
 
-options=(-DPOSEIDON_TESTS=ON -DPOSEIDON_PYTHON=OFF -DPOSEIDON_CHECKS=ON -DGTest_ROOT="$prefix/usr")
+options=(-DPOSEIDON_TESTS=ON -DGTest_ROOT="$prefix/usr")
 shards=4
 if [ -z "$sanitize" ]; then
-  build=build/checks
-  options+=(-DCMAKE_BUILD_TYPE=Release)
+  build=$(ls -td build/cp3*/ | head -n 1)
 else
   shards=1
   # UCX is not built for sanitizers: they would report its own threads and memory.
   # Memory that the machine does not have is refused there, too, not reported.
   export ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=allocator_may_return_null=1
-  options+=(-DPOSEIDON_UCX=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPOSEIDON_SANITIZE="$sanitize")
+  options+=(-DPOSEIDON_PYTHON=OFF -DPOSEIDON_UCX=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPOSEIDON_SANITIZE="$sanitize")
 fi
 cmake -S . -B "$build" -G Ninja "${options[@]}" >/dev/null
 cmake --build "$build" --target poseidon_tests

@@ -1,6 +1,6 @@
 // OneThread: checks that an object is used by one thread only (docs/decisions/0062-checked-threads.md).
 //
-// The checks are in builds with POSEIDON_CHECKS: those of tests, of sanitizers, and Debug. Elsewhere they are empty.
+// The checks are in builds with POSEIDON_CHECKS: those of .ci/run, of sanitizers, and Debug. Elsewhere they are empty.
 #pragma once
 
 #ifdef POSEIDON_CHECKS

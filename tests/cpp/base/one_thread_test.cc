@@ -1,5 +1,5 @@
-// OneThread: which thread may use an object. The checks exist in builds with POSEIDON_CHECKS, as tools/cpp_tests.sh
-// makes them.
+// OneThread: which thread may use an object. The checks exist in builds with POSEIDON_CHECKS, as .ci/run makes
+// them.
 #include "base/one_thread.h"
 
 #include <gtest/gtest.h>
