@@ -166,7 +166,9 @@ Status ClientImpl::start_rows(std::uint32_t layer, const LayerRows& rows, std::s
 LayerRows ClientImpl::result_rows(std::uint32_t layer) const {
   LayerRows rows;
   if (const UnitState* const unit = steps_.unit_of(layer); unit != nullptr)
-    loop_->call([unit, &rows] { rows = unit->syncer.exchange().progress.result_rows; });
+    loop_->call([unit, &rows] {
+      if (const auto& result = unit->syncer.exchange().progress.row_result) rows = result->rows;
+    });
   return rows;
 }
 
@@ -237,7 +239,9 @@ std::vector<GatheredPart> ClientImpl::gathered(std::uint32_t layer) const {
   const UnitState* const unit = steps_.unit_of(layer);
   if (unit == nullptr) return parts;
   loop_->call([unit, &parts] {
-    for (const auto& part : unit->syncer.exchange().progress.inbox.parts) {
+    const auto* const inbox = std::get_if<PeerInbox>(&unit->syncer.exchange().progress.inbox);
+    if (inbox == nullptr) return;
+    for (const auto& part : inbox->parts) {
       GatheredPart& gathered = parts.emplace_back();
       for (const auto& term : part.terms) {
         gathered.dtype = term.dtype;

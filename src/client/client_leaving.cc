@@ -5,21 +5,11 @@
 #include <utility>
 
 #include "client/client_impl.h"
-#include "scheme/host_reduction.h"
 #include "wire/messages/ending.h"
 
 namespace poseidon {
 
 namespace {
-
-/// Whether the exchange still needs what this peer has to contribute to all. What comes through a gate may come after
-/// the peer's goodbye. If it does not come at all, the gate tells.
-bool lacks_part_of(const Exchange& exchange, const Links& links, std::size_t peer) {
-  if (links.hosts.source_of(links.rank, static_cast<std::uint32_t>(peer)) != peer) return false;
-  const Progress& progress = exchange.progress;
-  const auto& parts = progress.inbox.parts;
-  return progress.running && !progress.received && peer < parts.size() && !parts[peer].arrived;
-}
 
 constexpr auto kContributionLook = std::chrono::milliseconds(5);
 
@@ -45,12 +35,8 @@ void ClientImpl::said_goodbye(LinkState& link) {
 
 /// Fails if the unit's exchange needs what a peer that leaves will not send.
 void ClientImpl::check_parts_of_leavers(const UnitState& unit) {
-  const Exchange& exchange = unit.syncer.exchange();
-  const Links& links = connections_.links();
   for (const Departure& leaver : leavers_)
-    if (lacks_part_of(exchange, links, leaver.cause.index) ||
-        host_reduction::lacks_gradient(exchange, links, leaver.cause.index))
-      return fail(leaver.status, leaver.cause);
+    if (unit.syncer.lacks_part(leaver.cause.index)) return fail(leaver.status, leaver.cause);
 }
 
 /// Whether an exchange waits for something that cannot come any more because this link has closed. A server's results
@@ -64,17 +50,16 @@ bool ClientImpl::needs(const LinkState& link) const {
     const Progress& progress = exchange.progress;
     if (!progress.running || progress.received) continue;
     if (link.kind == LinkKind::peer) {
-      if (last && (lacks_part_of(exchange, links, link.index) || host_reduction::lacks(exchange, links, link.index)))
-        return true;
+      if (last && unit->syncer.lacks(link.index)) return true;
       continue;
     }
-    for (std::size_t i = 0; i < progress.chunks.size(); ++i) {
-      const Chunk& chunk = exchange.unit().chunks[i];
-      const bool led_by_other =
-          host_reduction::applies(exchange, links) && !host_reduction::pushes(exchange, links, chunk);
-      const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index && !led_by_other &&
+    if (!progress.answers) continue;
+    for (const Chunk& chunk : exchange.unit().chunks) {
+      const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index &&
+                              exchange.protocol->exchanges_with_server(exchange, links, chunk) &&
                               links.lane_of(chunk, exchange.priority.priority_class) == link.lane;
-      if (comes_here && (progress.contributing || progress.chunks[i] != ChunkArrival::received)) return true;
+      const bool is_here = progress.answers->chunks[chunk.index] == ChunkArrival::received;
+      if (comes_here && (progress.contributing || !is_here)) return true;
     }
   }
   return false;

@@ -50,15 +50,17 @@ WaitingReport report_of(const Exchange& exchange, std::string waiting_for) {
   report.step = exchange.step;
   report.waiting_for = std::move(waiting_for);
   const Progress& progress = exchange.progress;
-  report.chunks_missing = progress.chunks_missing;
+  if (progress.answers) report.chunks_missing = progress.answers->missing_count;
   report.sends_pending = progress.sends_pending;
   if (progress.received) return report;
-  for (std::size_t rank = 0; rank < progress.inbox.parts.size(); ++rank)
-    if (!progress.inbox.parts[rank].arrived) report.ranks.push_back(rank);
+  if (const auto* const inbox = std::get_if<PeerInbox>(&progress.inbox))
+    for (std::size_t rank = 0; rank < inbox->parts.size(); ++rank)
+      if (!inbox->parts[rank].arrived) report.ranks.push_back(rank);
   std::set<std::size_t> servers;
-  for (std::size_t i = 0; i < progress.chunks.size(); ++i)
-    if (progress.chunks[i] != ChunkArrival::received)
-      servers.insert(static_cast<std::size_t>(exchange.unit().chunks[i].server));
+  if (progress.answers)
+    for (const Chunk& chunk : exchange.unit().chunks)
+      if (progress.answers->chunks[chunk.index] != ChunkArrival::received)
+        servers.insert(static_cast<std::size_t>(chunk.server));
   report.servers.assign(servers.begin(), servers.end());
   return report;
 }

@@ -78,19 +78,21 @@ void Syncer::set_factor_count(std::uint64_t factor_count) {
   next_scheme_ = best_scheme(layer_, mean, cluster_, choice_);
 }
 
-void Syncer::recycle(PeerInbox& inbox) {
-  for (auto& part : inbox.parts)
-    if (part.buffer) links_.pool->give_back(std::move(part.buffer));
-  for (auto& chunk : inbox.local_chunks)
-    for (auto& part : chunk.parts)
+void Syncer::recycle(Inbox& inbox) {
+  const auto give_back = [this](auto& parts) {
+    for (auto& part : parts)
       if (part.buffer) links_.pool->give_back(std::move(part.buffer));
+  };
+  if (auto* const of_peers = std::get_if<PeerInbox>(&inbox)) give_back(of_peers->parts);
+  if (auto* const of_host = std::get_if<HostInbox>(&inbox))
+    for (auto& chunk : of_host->chunks) give_back(chunk.parts);
 }
 
 /// Returns what peers have already sent for the next step.
-PeerInbox Syncer::take_inbox() {
+Inbox Syncer::take_inbox() {
   const auto found = early_.find(exchange_.step + 1);
   if (found == early_.end()) return {};
-  PeerInbox inbox = std::move(found->second);
+  Inbox inbox = std::move(found->second);
   early_.erase(found);
   return inbox;
 }
@@ -110,13 +112,13 @@ void Syncer::start(Operation operation) {
   invariant(!exchange_.progress.running, "a unit's exchange starts when the one before has ended");
   recycle(exchange_.progress.inbox);
   give_back_converted();
-  links_.pool->give_back(std::move(exchange_.progress.result_memory));
+  if (auto& rows = exchange_.progress.row_result) links_.pool->give_back(std::move(rows->memory));
   // An assignment has no answer. The next operation must use the same flows to stay behind it.
   if (!std::holds_alternative<Assign>(exchange_.operation)) exchange_.priority = links_.priorities.of(unit().id);
-  PeerInbox early = std::holds_alternative<Push>(operation) ? take_inbox() : PeerInbox();
-  const bool came_early = early.accepted_count > 0;
-  const bool came_from_host = !early.local_chunks.empty();
-  exchange_.begin(std::move(operation), protocol_of(next_scheme_), next_scheme_, std::move(early));
+  Inbox early = std::holds_alternative<Push>(operation) ? take_inbox() : Inbox();
+  const bool came_early = std::holds_alternative<PeerInbox>(early);
+  const bool came_from_host = std::holds_alternative<HostInbox>(early);
+  exchange_.begin(std::move(operation), protocol_for(exchange_.about, next_scheme_), next_scheme_, std::move(early));
   note(FlightEvent::Kind::start);
   const auto refuse = [this](const std::string& sent) {
     fail({ErrorCode::mismatch, sent + " in step " + std::to_string(exchange_.step) + ", which takes scheme " +
@@ -147,6 +149,7 @@ Status Syncer::check_step(const wire::Header& header) const {
 Result<std::span<std::byte>> Syncer::accept(const wire::Header& header, bool lent) {
   one_thread_.check();
   const SchemeTraits& traits = exchange_.protocol->traits();
+  if (exchange_.progress.running && !exchange_.progress.status.ok()) return exchange_.progress.status;
   if (!is_from_peer(header)) {
     if (!traits.uses_servers) return unexpected("a server's result");
     return exchange_.protocol->accept(exchange_, header, lent, links_);
@@ -158,9 +161,19 @@ Result<std::span<std::byte>> Syncer::accept(const wire::Header& header, bool len
     return exchange_.protocol->accept(exchange_, header, lent, links_);
   }
   if (header.kind == wire::Kind::local_result) return unexpected("a result of the next step");
-  auto& inbox = early_.try_emplace(header.step).first->second;
-  if (is_local(header)) return host_reduction::make_room(inbox, exchange_, header, links_);
-  return peer_broadcast_of(header.kind).make_room(inbox, exchange_, header, links_);
+  Inbox& inbox = early_.try_emplace(header.step).first->second;
+  if (is_local(header)) return make_room_early<HostInbox>(inbox, header, host_reduction());
+  return make_room_early<PeerInbox>(inbox, header, peer_broadcast_of(header.kind));
+}
+
+/// Makes room for a part of the next step, whose other parts have come for the same kind of inbox.
+template <typename Kind, typename Protocol>
+Result<std::span<std::byte>> Syncer::make_room_early(Inbox& inbox, const wire::Header& header,
+                                                     const Protocol& protocol) {
+  if (std::holds_alternative<std::monostate>(inbox)) inbox.emplace<Kind>();
+  Kind* const own = std::get_if<Kind>(&inbox);
+  if (own == nullptr) return unexpected(std::string(wire::kind_name(header.kind)) + " beside those of another scheme");
+  return protocol.make_room(*own, exchange_, header, links_);
 }
 
 Status Syncer::on_message(const wire::Header& header, std::span<const std::byte> payload) {
@@ -173,9 +186,9 @@ Status Syncer::on_message(const wire::Header& header, std::span<const std::byte>
   if (!early) return exchange_.protocol->receive(exchange_, header, payload, links_);
   const auto found = early_.find(header.step);
   invariant(found != early_.end(), "a part that completes was accepted");
-  PeerInbox& inbox = found->second;
-  if (!is_local(header)) return peer_broadcast_of(header.kind).store(inbox, exchange_, header, payload, links_);
-  host_reduction::store_part(inbox, header, payload, links_);
+  if (auto* const of_peers = std::get_if<PeerInbox>(&found->second))
+    return peer_broadcast_of(header.kind).store(*of_peers, exchange_, header, payload, links_);
+  host_reduction().store(std::get<HostInbox>(found->second), header, payload, links_);
   return {};
 }
 
@@ -188,7 +201,17 @@ void Syncer::fail(const Status& status) {
 
 std::string Syncer::waiting_for() const {
   one_thread_.check();
-  return exchange_.protocol->waiting_for(exchange_, links_);
+  return goes_on() ? exchange_.protocol->waiting_for(exchange_, links_) : "ending";
+}
+
+bool Syncer::lacks(std::size_t peer) const {
+  one_thread_.check();
+  return goes_on() && exchange_.protocol->lacks(exchange_, links_, static_cast<std::uint32_t>(peer));
+}
+
+bool Syncer::lacks_part(std::size_t peer) const {
+  one_thread_.check();
+  return goes_on() && exchange_.protocol->lacks_part(exchange_, links_, static_cast<std::uint32_t>(peer));
 }
 
 void Syncer::finished() {
@@ -199,8 +222,10 @@ void Syncer::finished() {
   else if (exchange_.protocol->traits().keeps_after_result)
     exchange_.kept = {};  // a part of it may be with the servers, whose result the other ranks have
   on_done_(*this);
-  links_.pool->give_back(std::move(exchange_.progress.group_result));
-  for (Buffer& buffer : exchange_.progress.staged_chunks) links_.pool->give_back(std::move(buffer));
+  if (auto& answers = exchange_.progress.answers) {
+    links_.pool->give_back(std::move(answers->group_result));
+    for (Buffer& buffer : answers->staged) links_.pool->give_back(std::move(buffer));
+  }
   // Gathered factors are read until the next start (Client::gathered), and this rank's own may lie in these buffers.
   const bool gathered = exchange_.protocol->traits().workers_multiply && exchange_.progress.result.empty();
   if (!gathered) give_back_converted();

@@ -52,14 +52,21 @@ class Syncer {
   }
   /// Describes what the running exchange waits for, for error messages.
   std::string waiting_for() const;
+  /// Whether an exchange runs that needs a peer's part, or a result from it; or only a part.
+  bool lacks(std::size_t peer) const;
+  bool lacks_part(std::size_t peer) const;
 
  private:
+  /// Whether an exchange runs that has not failed. Only then its scheme may be asked about it.
+  bool goes_on() const { return exchange_.progress.running && exchange_.progress.status.ok(); }
   void finished();
   void note(FlightEvent::Kind kind) const;
   Status unexpected(const std::string& what) const;
   Status check_step(const wire::Header& header) const;
-  PeerInbox take_inbox();
-  void recycle(PeerInbox& inbox);
+  template <typename Kind, typename Protocol>
+  Result<std::span<std::byte>> make_room_early(Inbox& inbox, const wire::Header& header, const Protocol& protocol);
+  Inbox take_inbox();
+  void recycle(Inbox& inbox);
   void give_back_converted();
 
   const Links& links_;
@@ -67,8 +74,8 @@ class Syncer {
   Layer layer_;  // decides the scheme; a group never has factors
   std::function<void(Syncer&)> on_done_;
   Exchange exchange_;
-  std::map<std::uint64_t, PeerInbox> early_;  // by step; parts that came before this worker has started the step
-  std::uint64_t factor_count_ = 0;            // K, summed over the workers
+  std::map<std::uint64_t, Inbox> early_;  // by step; parts that came before this worker has started the step
+  std::uint64_t factor_count_ = 0;        // K, summed over the workers
   SchemeChoice choice_;
   Scheme next_scheme_ = Scheme::ps;
   [[no_unique_address]] OneThread one_thread_{"Syncer"};

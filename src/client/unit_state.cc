@@ -29,7 +29,7 @@ UnitState::UnitState(std::shared_ptr<const Plan> of, std::size_t index, bool tra
 void UnitState::gather_members() {
   const Exchange& exchange = syncer.exchange();
   const Progress& progress = exchange.progress;
-  if (!progress.group_result || !exchange.outcome.present) return;
+  if (!progress.answers || !progress.answers->group_result || !exchange.outcome.present) return;
   for (std::size_t member = 0; member < layers.size(); ++member)
     if (group->present(progress.result, member)) group->take(progress.result, member, layers[member]->destination);
 }
@@ -45,7 +45,7 @@ LayerStats UnitState::stats_of(const LayerState& layer) const {
   LayerStats stats = exchange.outcome;
   stats.bytes_sent = share(stats.bytes_sent);
   stats.bytes_received = share(stats.bytes_received);
-  if (exchange.progress.group_result)
+  if (exchange.progress.answers && exchange.progress.answers->group_result)
     stats.present =
         exchange.progress.status.ok() && stats.present && group->present(exchange.progress.result, layer.member);
   return stats;

@@ -5,8 +5,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "base/buffer.h"
@@ -44,15 +46,22 @@ struct LocalChunk {
   std::size_t arrived_count = 0;
 };
 
-/// What the workers have sent each other for one step of a unit. A peer may be one step ahead, so a syncer keeps two.
+/// What peers have sent each other for one step of a unit.
 struct PeerInbox {
   wire::Kind kind = wire::Kind::none;  // of the parts' messages, once one has come
-  std::vector<Part> parts;             // by rank; empty if the exchange awaits nothing of peers and nothing has come
+  std::vector<Part> parts;             // by rank; empty if none has come
   std::size_t accepted_count = 0;
   std::size_t arrived_count = 0;
-  std::uint64_t passed_on_bytes = 0;     // over a network
-  std::vector<LocalChunk> local_chunks;  // by chunk; empty if none has parts
+  std::uint64_t passed_on_bytes = 0;  // over a network
 };
+
+/// What workers of this machine or rack have given to the chunks' leaders for one step of a unit (host_reduction.h).
+struct HostInbox {
+  std::vector<LocalChunk> chunks;  // by chunk; empty if none has parts
+};
+
+/// What other workers have sent for one step. They may be one step ahead, so a syncer keeps two.
+using Inbox = std::variant<std::monostate, PeerInbox, HostInbox>;
 
 /// What is exchanged. It is the same in every step.
 struct ExchangeUnit {
@@ -70,30 +79,53 @@ struct ExchangeUnit {
 /// expected to complete.
 enum class ChunkArrival : std::uint8_t { awaited, accepted, received };
 
-/// How far an exchange has come. Each exchange has a new one.
+/// What is awaited of servers, and has come from them.
+struct ServerAnswers {
+  std::vector<ChunkArrival> chunks;
+  std::vector<std::uint32_t> empty_chunks;  // chunks to which nobody contributed
+  std::size_t missing_count = 0;            // of chunks
+  std::vector<Buffer> staged;               // by chunk: answers that are copied from here to where they belong
+  Buffer group_result;                      // for a group whose members have to wait for the footer
+};
+
+/// The result of the scheme rows, if the caller has no memory for it.
+struct RowResult {
+  LayerRows rows;
+  Buffer memory;  // of `rows`
+};
+
+/// How far an exchange has come. Each exchange has a new one, with the parts that its scheme needs.
 struct Progress {
   bool running = false;
   bool computing = false;         // the executor works on it
   bool contributing = false;      // this worker's contribution is still being made
   bool received = false;          // everything expected is here
   std::size_t sends_pending = 0;  // sends that still read this worker's memory
-  std::span<std::byte> result;    // where the result is written: the operation's destination, or `group_result`
+  std::span<std::byte> result;    // where the result is written: the operation's destination, or a group's memory
+  std::vector<Buffer> converted;  // memory of the pool for numbers that are converted on their way
+  Status status;                  // why the exchange ends without a result
 
-  // What is awaited of servers:
-  std::vector<ChunkArrival> chunks;         // empty if nothing is awaited of servers
-  std::vector<std::uint32_t> empty_chunks;  // chunks to which nobody contributed
-  std::size_t chunks_missing = 0;
-  int round = 0;                      // of a scheme that asks the servers twice: the exchange that is under way
-  std::vector<Buffer> staged_chunks;  // by chunk: answers whose parts are copied from here to where they belong
-  Buffer group_result;                // for a group whose members have to wait for the footer
-  std::vector<Buffer> converted;      // memory of the pool for numbers that are converted on their way
+  std::optional<ServerAnswers> answers;  // if something is awaited of servers
+  Inbox inbox;                           // if something is awaited of other workers
+  std::optional<RowResult> row_result;   // of the scheme rows
+  int round = 0;                         // of powersgd, which asks the servers twice: the exchange that is under way
 
-  // What is awaited of peers:
-  PeerInbox inbox;
-  LayerRows result_rows;  // the result of the scheme rows, if the caller has no memory for it
-  Buffer result_memory;   // the memory of `result_rows`
-
-  Status status;  // why the exchange ends without a result
+  /// Returns the answers that the scheme awaits.
+  ServerAnswers& awaited() {
+    invariant(answers.has_value(), "a scheme that uses servers awaits their answers");
+    return *answers;
+  }
+  const ServerAnswers& awaited() const { return const_cast<Progress*>(this)->awaited(); }
+  /// Returns what other workers have sent, of the kind that the scheme takes.
+  template <typename Kind>
+  Kind& inbox_of() {
+    invariant(std::holds_alternative<Kind>(inbox), "a scheme reads what it takes of other workers");
+    return *std::get_if<Kind>(&inbox);
+  }
+  template <typename Kind>
+  const Kind& inbox_of() const {
+    return const_cast<Progress*>(this)->inbox_of<Kind>();
+  }
 };
 
 class SchemeProtocol;
@@ -145,7 +177,7 @@ struct Exchange {
   }
 
   /// Begins the next exchange with `next`. Of the last exchange, only the step and `kept` stay.
-  void begin(Operation next, const SchemeProtocol& by, Scheme scheme, PeerInbox early) {
+  void begin(Operation next, const SchemeProtocol& by, Scheme scheme, Inbox early) {
     invariant(!progress.running, "an exchange of a unit begins when the one before has ended");
     operation = std::move(next);
     protocol = &by;

@@ -77,7 +77,7 @@ class FactorBroadcast final : public ExactBroadcast {
   void finish(Exchange& exchange, const Links& links) const override {
     if (exchange.progress.result.empty()) return;
     std::vector<kernel::FactorTerm> terms;
-    for (const auto& part : exchange.progress.inbox.parts)
+    for (const auto& part : exchange.progress.inbox_of<PeerInbox>().parts)
       terms.insert(terms.end(), part.terms.begin(), part.terms.end());
     const auto* factored = exchange.gradient<FactoredGradient>();
     const bool accumulate = factored != nullptr && factored->accumulate;

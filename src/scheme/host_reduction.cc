@@ -10,17 +10,23 @@
 #include "scheme/chunk_payload.h"
 #include "scheme/conversion.h"
 #include "wire/messages/contribution.h"
+#include "wire/messages/stored.h"
 
-namespace poseidon::host_reduction {
+namespace poseidon {
 
 namespace {
 
 /// The parts that a leader adds up, by the numbers of Hosts. There is room for this worker's own, which is not used.
-LocalChunk& local_chunk(PeerInbox& inbox, const Exchange& exchange, const Links& links, std::uint32_t chunk) {
-  inbox.local_chunks.resize(exchange.unit().chunks.size());
-  LocalChunk& local = inbox.local_chunks[chunk];
+LocalChunk& local_chunk(HostInbox& inbox, const Exchange& exchange, const Links& links, std::uint32_t chunk) {
+  inbox.chunks.resize(exchange.unit().chunks.size());
+  LocalChunk& local = inbox.chunks[chunk];
   local.parts.resize(links.hosts.part_count(links.rank));
   return local;
+}
+
+/// Whether this worker pushes the chunk to its server, for its whole rack.
+bool pushes(const Exchange& exchange, const Links& links, const Chunk& chunk) {
+  return !links.hosts.next(links.rank, exchange.unit(), chunk);
 }
 
 /// How many parts of other workers are in the chunk's sum.
@@ -107,7 +113,7 @@ const std::byte* sum_of_parts(Exchange& exchange, const Links& links, const Chun
 /// Adds up what this worker leads: the parts of its machine, and then the sums of its rack's machines if it leads that.
 Result<Together> gather(Exchange& exchange, const Links& links, const Chunk& chunk, const wire::Contribution& own) {
   Together together{{}, own.factor_count};
-  LocalChunk& local = local_chunk(exchange.progress.inbox, exchange, links, chunk.index);
+  LocalChunk& local = local_chunk(exchange.progress.inbox_of<HostInbox>(), exchange, links, chunk.index);
   for (const LocalPart& part : local.parts) {
     if (!part.arrived) continue;  // this worker's own, or a machine's if another worker leads the rack
     if (Status status = check_fit(own, part.push); !status.ok()) return status;
@@ -132,33 +138,75 @@ Result<Together> gather(Exchange& exchange, const Links& links, const Chunk& chu
 
 /// What a rank of this rack still has to send for the chunk. Empty if it has to send nothing.
 std::string awaited_of(const Exchange& exchange, const Links& links, const Chunk& chunk, std::uint32_t rank) {
-  if (rank == links.rank || exchange.progress.chunks[chunk.index] == ChunkArrival::received) return "";
+  if (rank == links.rank || exchange.progress.awaited().chunks[chunk.index] == ChunkArrival::received) return "";
   if (links.hosts.next(links.rank, exchange.unit(), chunk) == rank) return "the result";
   if (links.hosts.next(rank, exchange.unit(), chunk) != links.rank) return "";
-  const auto& chunks = exchange.progress.inbox.local_chunks;
+  const auto& chunks = exchange.progress.inbox_of<HostInbox>().chunks;
   const bool none = chunk.index >= chunks.size() || chunks[chunk.index].parts.empty();
   return none || !chunks[chunk.index].parts[links.hosts.part_of(links.rank, rank)].arrived ? "the gradient" : "";
 }
 
+/// The name of the rack (a machine without racks) for which a worker speaks to servers: it follows those of the ranks.
+std::uint32_t name_of_rack(const Links& links) { return links.worker_count + links.hosts.rack_of(links.rank); }
+
+/// Whether other workers want the result of a chunk that this worker leads. Known once its sum has been sent.
+bool others_want_result(const Exchange& exchange, std::uint32_t chunk) {
+  if (exchange.push() == nullptr) return false;
+  const auto& chunks = exchange.progress.inbox_of<HostInbox>().chunks;
+  return chunk < chunks.size() && std::ranges::any_of(chunks[chunk].parts, [](const LocalPart& part) {
+           return part.arrived && part.push.wants_result;
+         });
+}
+
+/// The header of a question whose answer tells that the chunk's assignment has been done.
+wire::Header confirmation_header(const Exchange& exchange, wire::Envelope about, const Chunk& chunk) {
+  about.chunk = chunk.index;
+  const Unit& unit = exchange.unit();
+  return wire::Pull{std::get<Assign>(exchange.operation).array, unit.dtype != unit.value_dtype, false}.make(about);
+}
+
+/// Text such as "the gradient of chunk 3 from rank 2" about the first that is missing; empty if nothing is.
+std::string missing(const Exchange& exchange, const Links& links) {
+  for (const Chunk& chunk : exchange.unit().chunks)
+    for (const std::uint32_t rank : links.hosts.rack_mates_of(links.rank))
+      if (const std::string what = awaited_of(exchange, links, chunk, rank); !what.empty())
+        return what + " of chunk " + std::to_string(chunk.index) + " from rank " + std::to_string(rank) +
+               (links.hosts.share_host(rank, links.rank) ? " on this machine" : " of this rack");
+  return "";
+}
+
 }  // namespace
 
-bool applies(const Exchange& exchange, const Links& links) {
-  return exchange.about.by_host && exchange.push() != nullptr && exchange.protocol->traits().reduces_by_host &&
-         links.hosts.together();
+bool HostReduction::exchanges_with_server(const Exchange& exchange, const Links& links, const Chunk& chunk) const {
+  return exchange.push() == nullptr || pushes(exchange, links, chunk);
 }
 
-bool pushes(const Exchange& exchange, const Links& links, const Chunk& chunk) {
-  return !links.hosts.next(links.rank, exchange.unit(), chunk);
-}
-
-wire::Envelope envelope_to_server(const Exchange& exchange, const Links& links) {
+wire::Envelope HostReduction::envelope_to_server(const Exchange& exchange, const Links& links) const {
   wire::Envelope about = envelope_of(exchange, links);
-  if (exchange.about.by_host && exchange.protocol->traits().reduces_by_host)
-    about.rank = links.worker_count + links.hosts.rack_of(links.rank);
+  about.rank = name_of_rack(links);
   return about;
 }
 
-void contribute(Exchange& exchange, const Links& links, const Chunk& chunk) {
+void HostReduction::start(Exchange& exchange, const Links& links) const {
+  if (!std::holds_alternative<HostInbox>(exchange.progress.inbox)) exchange.progress.inbox.emplace<HostInbox>();
+  ParameterServer::start(exchange, links);
+}
+
+/// The next gradient may come over another worker's flow, so an assignment has to be done before.
+bool HostReduction::confirms(const Exchange& exchange) const {
+  return std::holds_alternative<Assign>(exchange.operation);
+}
+
+/// Contributes this worker's part of the chunk, or asks the server itself.
+void HostReduction::send_chunk(Exchange& exchange, const Links& links, const Chunk& chunk, wire::Header header) const {
+  if (exchange.push() == nullptr) {
+    ParameterServer::send_chunk(exchange, links, chunk, header);
+    if (confirms(exchange)) {
+      const wire::Header question = confirmation_header(exchange, envelope_to_server(exchange, links), chunk);
+      send_to_server(exchange, links, chunk, question, {});
+    }
+    return;
+  }
   if (links.hosts.leads(links.rank, exchange.unit(), chunk)) return push_if_whole(exchange, links, chunk);
   wire::Contribution body = contribution_of(exchange, links, wire::Kind::local_push);
   body.dtype = exchange.unit().dtype;
@@ -167,8 +215,8 @@ void contribute(Exchange& exchange, const Links& links, const Chunk& chunk) {
                chunk_payload(exchange, chunk));
 }
 
-Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
-                                       const Links& links) {
+Result<std::span<std::byte>> HostReduction::make_room(HostInbox& inbox, const Exchange& exchange,
+                                                      const wire::Header& header, const Links& links) {
   const auto refuse = [&](const std::string& why) {
     return Status(ErrorCode::mismatch, "the gradient of chunk " + std::to_string(header.chunk) + " from rank " +
                                            std::to_string(header.rank) + " " + why);
@@ -190,8 +238,9 @@ Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchang
   return part.buffer.span();
 }
 
-void store_part(PeerInbox& inbox, const wire::Header& header, std::span<const std::byte> payload, const Links& links) {
-  LocalChunk& local = inbox.local_chunks[header.chunk];
+void HostReduction::store(HostInbox& inbox, const wire::Header& header, std::span<const std::byte> payload,
+                          const Links& links) {
+  LocalChunk& local = inbox.chunks[header.chunk];
   LocalPart& part = local.parts[links.hosts.part_of(links.rank, header.rank)];
   invariant(part.accepted && !part.arrived && payload.size() <= part.buffer.size(),
             "a part completes once, in the memory that it was given");
@@ -201,8 +250,25 @@ void store_part(PeerInbox& inbox, const wire::Header& header, std::span<const st
   ++local.arrived_count;
 }
 
-void push_if_whole(Exchange& exchange, const Links& links, const Chunk& chunk) {
-  LocalChunk& local = local_chunk(exchange.progress.inbox, exchange, links, chunk.index);
+Result<std::span<std::byte>> HostReduction::accept(Exchange& exchange, const wire::Header& header, bool lent,
+                                                   const Links& links) const {
+  if (header.kind == wire::Kind::local_push && exchange.push() != nullptr)
+    return make_room(exchange.progress.inbox_of<HostInbox>(), exchange, header, links);
+  return ParameterServer::accept(exchange, header, lent, links);
+}
+
+Status HostReduction::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
+                              const Links& links) const {
+  if (header.kind != wire::Kind::local_push) return ParameterServer::receive(exchange, header, payload, links);
+  store(exchange.progress.inbox_of<HostInbox>(), header, payload, links);
+  push_if_whole(exchange, links, exchange.unit().chunks[header.chunk]);
+  return {};
+}
+
+/// Sends the chunk's sum on when all parts of it are here, this worker's own included: to its server, or to whoever
+/// leads the rack.
+void HostReduction::push_if_whole(Exchange& exchange, const Links& links, const Chunk& chunk) const {
+  LocalChunk& local = local_chunk(exchange.progress.inbox_of<HostInbox>(), exchange, links, chunk.index);
   if (local.arrived_count < awaited_parts(exchange, links, chunk)) return;
   const auto above = links.hosts.next(links.rank, exchange.unit(), chunk);
   wire::Contribution body = contribution_of(exchange, links, above ? wire::Kind::local_push : wire::Kind::push);
@@ -213,7 +279,7 @@ void push_if_whole(Exchange& exchange, const Links& links, const Chunk& chunk) {
     return exchange.complete_if_done();
   }
   Together& together = gathered.value();
-  body.wants_result = body.wants_result || others_want_result(exchange, links, chunk.index);
+  body.wants_result = body.wants_result || others_want_result(exchange, chunk.index);
   body.absent = together.payload.empty();
   body.factor_count =
       static_cast<std::uint32_t>(std::min<std::uint64_t>(together.factor_count, wire::kUnboundedFactors));
@@ -222,7 +288,7 @@ void push_if_whole(Exchange& exchange, const Links& links, const Chunk& chunk) {
     return send_to_peer(exchange, links, *above, body.make(), std::move(together.payload));
   }
   // A rack is a worker of the server, or a machine without racks.
-  body.rank = envelope_to_server(exchange, links).rank;
+  body.rank = name_of_rack(links);
   body.worker_count = links.hosts.rack_count();
   body.divisor = divisors_of(exchange, links).server;
   if (!together.payload.empty() && exchange.unit().converts())
@@ -230,15 +296,44 @@ void push_if_whole(Exchange& exchange, const Links& links, const Chunk& chunk) {
   send_to_server(exchange, links, chunk, body.make(), std::move(together.payload));
 }
 
-void pass_on(Exchange& exchange, const Links& links, const wire::Header& result, std::span<const std::byte> values) {
+/// A chunk's result comes from whoever leads it here, or from its server.
+bool HostReduction::is_result(const Exchange& exchange, const wire::Header& header, const Links& links) const {
+  const auto leader = links.hosts.next(links.rank, exchange.unit(), exchange.unit().chunks[header.chunk]);
+  return leader ? header.kind == wire::Kind::local_result && header.rank == *leader : header.kind == wire::Kind::result;
+}
+
+bool HostReduction::brings_values(const Exchange& exchange, std::uint32_t chunk) const {
+  return wants_result(exchange) || others_want_result(exchange, chunk);
+}
+
+/// A result that is only for others has no place in this worker's memory.
+bool HostReduction::stages(const Exchange& exchange, const wire::Header& answer) const {
+  return ParameterServer::stages(exchange, answer) ||
+         (!wants_result(exchange) && others_want_result(exchange, answer.chunk));
+}
+
+/// What is passed on stays until the exchange ends.
+std::span<const std::byte> HostReduction::keep_staged(Exchange& exchange, const Links& links, Buffer memory,
+                                                      std::span<const std::byte> values) const {
+  if (!memory) {  // lent
+    memory = links.pool->take(values.size());
+    std::memcpy(memory.data(), values.data(), values.size());
+  }
+  return exchange.progress.converted.emplace_back(std::move(memory)).span();
+}
+
+/// Gives a chunk's result to those whose parts are in this worker's sum of it, if they want it, and tells the rest that
+/// the step has ended. `values` are empty if nobody has contributed.
+void HostReduction::pass_on(Exchange& exchange, const Links& links, const wire::Header& answer,
+                            std::span<const std::byte> values) const {
+  const auto& chunks = exchange.progress.inbox_of<HostInbox>().chunks;
+  if (exchange.push() == nullptr || answer.chunk >= chunks.size()) return;  // this worker leads none
   wire::Envelope about = envelope_of(exchange, links);
-  about.chunk = result.chunk;
-  wire::StepResult body = wire::StepResult::read(result);
+  about.chunk = answer.chunk;
+  wire::StepResult body = wire::StepResult::read(answer);
   body.dtype = exchange.unit().dtype;
   const wire::Header header = body.make(about, wire::Kind::local_result);
-  const auto& chunks = exchange.progress.inbox.local_chunks;
-  if (result.chunk >= chunks.size()) return;  // this worker leads none
-  for (const LocalPart& part : chunks[result.chunk].parts) {
+  for (const LocalPart& part : chunks[answer.chunk].parts) {
     if (!part.arrived) continue;
     std::vector<std::span<const std::byte>> payload;
     if (!values.empty() && part.push.wants_result) payload.push_back(values);
@@ -246,41 +341,29 @@ void pass_on(Exchange& exchange, const Links& links, const wire::Header& result,
   }
 }
 
-bool others_want_result(const Exchange& exchange, const Links& links, std::uint32_t chunk) {
-  const auto& chunks = exchange.progress.inbox.local_chunks;
-  return applies(exchange, links) && chunk < chunks.size() &&
-         std::ranges::any_of(chunks[chunk].parts,
-                             [](const LocalPart& part) { return part.arrived && part.push.wants_result; });
+bool HostReduction::lacks(const Exchange& exchange, const Links& links, std::uint32_t peer) const {
+  return exchange.push() != nullptr && links.hosts.share_rack(peer, links.rank) &&
+         std::ranges::any_of(exchange.unit().chunks,
+                             [&](const Chunk& chunk) { return !awaited_of(exchange, links, chunk, peer).empty(); });
 }
 
-bool is_from_leader(const Exchange& exchange, const Links& links, const wire::Header& header) {
-  return links.hosts.next(links.rank, exchange.unit(), exchange.unit().chunks[header.chunk]) == header.rank;
-}
-
-bool lacks_gradient(const Exchange& exchange, const Links& links, std::size_t peer) {
-  const auto rank = static_cast<std::uint32_t>(peer);
-  return exchange.progress.running && applies(exchange, links) && links.hosts.share_rack(rank, links.rank) &&
+bool HostReduction::lacks_part(const Exchange& exchange, const Links& links, std::uint32_t peer) const {
+  return exchange.push() != nullptr && links.hosts.share_rack(peer, links.rank) &&
          std::ranges::any_of(exchange.unit().chunks, [&](const Chunk& chunk) {
-           return links.hosts.next(rank, exchange.unit(), chunk) == links.rank &&
-                  !awaited_of(exchange, links, chunk, rank).empty();
+           return links.hosts.next(peer, exchange.unit(), chunk) == links.rank &&
+                  !awaited_of(exchange, links, chunk, peer).empty();
          });
 }
 
-bool lacks(const Exchange& exchange, const Links& links, std::size_t peer) {
-  const auto rank = static_cast<std::uint32_t>(peer);
-  return applies(exchange, links) && links.hosts.share_rack(rank, links.rank) &&
-         std::ranges::any_of(exchange.unit().chunks,
-                             [&](const Chunk& chunk) { return !awaited_of(exchange, links, chunk, rank).empty(); });
+std::string HostReduction::waiting_for(const Exchange& exchange, const Links& links) const {
+  if (exchange.push() != nullptr)
+    if (const std::string local = missing(exchange, links); !local.empty()) return "waiting for " + local;
+  return ParameterServer::waiting_for(exchange, links);
 }
 
-std::string missing(const Exchange& exchange, const Links& links) {
-  if (!applies(exchange, links)) return "";
-  for (const Chunk& chunk : exchange.unit().chunks)
-    for (const std::uint32_t rank : links.hosts.rack_mates_of(links.rank))
-      if (const std::string what = awaited_of(exchange, links, chunk, rank); !what.empty())
-        return what + " of chunk " + std::to_string(chunk.index) + " from rank " + std::to_string(rank) +
-               (links.hosts.share_host(rank, links.rank) ? " on this machine" : " of this rack");
-  return "";
+const HostReduction& host_reduction() {
+  static const HostReduction scheme(traits_of(Scheme::ps));
+  return scheme;
 }
 
-}  // namespace poseidon::host_reduction
+}  // namespace poseidon

@@ -8,51 +8,52 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 
-#include "scheme/scheme.h"
+#include "scheme/parameter_server.h"
 
-namespace poseidon::host_reduction {
+namespace poseidon {
 
-/// Whether the running exchange goes by machine.
-bool applies(const Exchange& exchange, const Links& links);
-/// Whether this worker exchanges the chunk with its server, for its whole rack.
-bool pushes(const Exchange& exchange, const Links& links, const Chunk& chunk);
+/// ps for a unit that goes by machine (ExchangeUnit::by_host). Only pushes go by machine. What else a worker asks of
+/// the servers it asks itself, in the name of its rack.
+class HostReduction final : public ParameterServer {
+ public:
+  explicit HostReduction(const SchemeTraits& traits) : ParameterServer(traits) {}
+  void start(Exchange& exchange, const Links& links) const override;
+  Result<std::span<std::byte>> accept(Exchange& exchange, const wire::Header& header, bool lent,
+                                      const Links& links) const override;
+  Status receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
+                 const Links& links) const override;
+  std::string waiting_for(const Exchange& exchange, const Links& links) const override;
+  bool lacks(const Exchange& exchange, const Links& links, std::uint32_t peer) const override;
+  bool lacks_part(const Exchange& exchange, const Links& links, std::uint32_t peer) const override;
+  bool exchanges_with_server(const Exchange& exchange, const Links& links, const Chunk& chunk) const override;
 
-/// The envelope of what a unit sends to its servers. A unit that goes by machine speaks for the rack (a machine without
-/// racks), whose number follows those of the ranks.
-wire::Envelope envelope_to_server(const Exchange& exchange, const Links& links);
+  /// accept() and receive() for another worker's part of a chunk that this worker leads, or a machine's sum of it. The
+  /// inbox may be that of the next step.
+  static Result<std::span<std::byte>> make_room(HostInbox& inbox, const Exchange& exchange, const wire::Header& header,
+                                                const Links& links);
+  static void store(HostInbox& inbox, const wire::Header& header, std::span<const std::byte> payload,
+                    const Links& links);
 
-/// Begins to contribute this worker's part of the chunk.
-void contribute(Exchange& exchange, const Links& links, const Chunk& chunk);
+ private:
+  wire::Envelope envelope_to_server(const Exchange& exchange, const Links& links) const override;
+  void send_chunk(Exchange& exchange, const Links& links, const Chunk& chunk, wire::Header header) const override;
+  bool confirms(const Exchange& exchange) const override;
+  bool is_result(const Exchange& exchange, const wire::Header& header, const Links& links) const override;
+  bool brings_values(const Exchange& exchange, std::uint32_t chunk) const override;
+  bool stages(const Exchange& exchange, const wire::Header& answer) const override;
+  std::span<const std::byte> keep_staged(Exchange& exchange, const Links& links, Buffer memory,
+                                         std::span<const std::byte> values) const override;
+  void pass_on(Exchange& exchange, const Links& links, const wire::Header& answer,
+               std::span<const std::byte> values) const override;
 
-/// accept() and receive() for another worker's part of a chunk that this worker leads, or a machine's sum of it. Such a
-/// part may be of the next step, whose inbox is kept for it. Once the exchange of `inbox` runs, call push_if_whole()
-/// after store_part().
-Result<std::span<std::byte>> make_room(PeerInbox& inbox, const Exchange& exchange, const wire::Header& header,
-                                       const Links& links);
-void store_part(PeerInbox& inbox, const wire::Header& header, std::span<const std::byte> payload, const Links& links);
-/// Sends the chunk's sum on when all parts of it are here, this worker's own included: to its server, or to whoever
-/// leads the rack.
-void push_if_whole(Exchange& exchange, const Links& links, const Chunk& chunk);
+  void push_if_whole(Exchange& exchange, const Links& links, const Chunk& chunk) const;
+};
 
-/// Gives a chunk's result to those whose parts are in this worker's sum of it, if they want it, and tells the rest that
-/// the step has ended. `values` are in the unit's dtype, and stay where they are until the exchange ends; they are
-/// empty if nobody has contributed.
-void pass_on(Exchange& exchange, const Links& links, const wire::Header& result, std::span<const std::byte> values);
+/// Returns the one HostReduction, which has static lifetime and no state.
+const HostReduction& host_reduction();
 
-/// Whether other workers want the result of a chunk that this worker leads. Known once its sum has been sent.
-bool others_want_result(const Exchange& exchange, const Links& links, std::uint32_t chunk);
-
-/// Whether a local_result about a chunk of the unit is from the chunk's leader.
-bool is_from_leader(const Exchange& exchange, const Links& links, const wire::Header& header);
-
-/// Whether a peer's gradient of a chunk that this worker leads is missing in the running exchange.
-bool lacks_gradient(const Exchange& exchange, const Links& links, std::size_t peer);
-/// Whether parts of a peer, or a result from it, are missing in the running exchange.
-bool lacks(const Exchange& exchange, const Links& links, std::size_t peer);
-/// Text such as "the gradient of chunk 3 from rank 2" about the first that is missing; empty if nothing is.
-std::string missing(const Exchange& exchange, const Links& links);
-
-}  // namespace poseidon::host_reduction
+}  // namespace poseidon

@@ -51,7 +51,7 @@ class OneBit final : public CompressedBroadcast {
 
   void finish(Exchange& exchange, const Links& links) const override {
     std::vector<const std::byte*> terms;
-    for (const Part& part : exchange.progress.inbox.parts)
+    for (const Part& part : exchange.progress.inbox_of<PeerInbox>().parts)
       if (part.present) terms.push_back(part.buffer.data());
     const std::size_t element_count = exchange.about.layer->element_count;
     const std::size_t block_count = kernel::one_bit_bytes(element_count) / kernel::kOneBitBytes;

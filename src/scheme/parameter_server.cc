@@ -8,7 +8,6 @@
 #include "kernel/kernel.h"
 #include "scheme/chunk_payload.h"
 #include "scheme/conversion.h"
-#include "scheme/host_reduction.h"
 #include "wire/messages/contribution.h"
 #include "wire/messages/rule.h"
 #include "wire/messages/stored.h"
@@ -43,12 +42,6 @@ struct Answer {
   bool absent = false;
 };
 
-/// Whether the answers carry a payload for this worker.
-bool wants_result(const Exchange& exchange) {
-  if (std::holds_alternative<Assign>(exchange.operation)) return false;
-  return exchange.push() == nullptr || exchange.push()->wants_result;
-}
-
 /// The type of an answer: that of the unit, unless it comes from a server, which may send another one.
 DType answer_dtype(const Exchange& exchange, const wire::Header& answer) {
   const bool from_server = answer.kind == wire::Kind::result || answer.kind == wire::Kind::value;
@@ -58,11 +51,6 @@ DType answer_dtype(const Exchange& exchange, const wire::Header& answer) {
 /// Whether an answer has another type than the unit.
 bool decodes(const Exchange& exchange, const wire::Header& answer) {
   return answer_dtype(exchange, answer) != exchange.unit().dtype;
-}
-
-/// Whether a result is for others whose leader this worker is, and not for this one.
-bool passes_on_only(const Exchange& exchange, const wire::Header& answer, const Links& links) {
-  return !wants_result(exchange) && host_reduction::others_want_result(exchange, links, answer.chunk);
 }
 
 /// Returns where the result of a chunk is written.
@@ -92,12 +80,18 @@ bool scatters(const Exchange& exchange) {
 
 }  // namespace
 
+bool ParameterServer::wants_result(const Exchange& exchange) {
+  if (std::holds_alternative<Assign>(exchange.operation)) return false;
+  return exchange.push() == nullptr || exchange.push()->wants_result;
+}
+
 /// Marks every chunk as awaited.
 void ParameterServer::expect_results(Exchange& exchange) {
   Progress& progress = exchange.progress;
-  progress.chunks_missing = exchange.unit().chunks.size();
-  progress.chunks.resize(progress.chunks_missing, ChunkArrival::awaited);
-  progress.received = progress.chunks_missing == 0;
+  ServerAnswers& answers = progress.answers.emplace();
+  answers.missing_count = exchange.unit().chunks.size();
+  answers.chunks.resize(answers.missing_count, ChunkArrival::awaited);
+  progress.received = answers.missing_count == 0;
   // A tensor without elements has no server to ask.
   exchange.outcome.present = progress.received && exchange.gradient<NoGradient>() == nullptr;
 }
@@ -107,7 +101,7 @@ void ParameterServer::expect_results(Exchange& exchange) {
 void ParameterServer::clear_empty_chunks(const Exchange& exchange) {
   const Progress& progress = exchange.progress;
   if (!exchange.outcome.present || exchange.about.stored || progress.result.empty()) return;
-  for (const std::uint32_t index : progress.empty_chunks) {
+  for (const std::uint32_t index : progress.awaited().empty_chunks) {
     const Chunk& chunk = exchange.unit().chunks[index];
     std::memset(progress.result.data() + chunk.offset_bytes, 0, chunk.size_bytes);
   }
@@ -130,11 +124,15 @@ void ParameterServer::scatter(const Exchange& exchange, const Chunk& chunk, std:
   }
 }
 
-void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule, const Links& links) {
-  const wire::TextMessage message = wire::Rule{rule}.make(host_reduction::envelope_to_server(exchange, links));
+wire::Envelope ParameterServer::envelope_to_server(const Exchange& exchange, const Links& links) const {
+  return envelope_of(exchange, links);
+}
+
+void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule, const Links& links) const {
+  const wire::TextMessage message = wire::Rule{rule}.make(envelope_to_server(exchange, links));
   std::set<Flow*> told;  // each flow gets the rule once, before the chunks that follow on it
   for (const Chunk& chunk : exchange.unit().chunks) {
-    if (host_reduction::applies(exchange, links) && !host_reduction::pushes(exchange, links, chunk)) continue;
+    if (!exchanges_with_server(exchange, links, chunk)) continue;
     Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
     if (!told.insert(&flow).second) continue;
     flow.send(message.header, {message.payload()}, [text = message.text](const Status&) {});
@@ -142,9 +140,9 @@ void ParameterServer::send_rule(const Exchange& exchange, const UpdateRule& rule
 }
 
 /// Returns the header of what the operation asks of the server of each chunk.
-wire::Header ParameterServer::request_header(const Exchange& exchange, const Links& links) {
+wire::Header ParameterServer::request_header(const Exchange& exchange, const Links& links) const {
   if (exchange.push() != nullptr) return contribution_of(exchange, links, wire::Kind::push).make();
-  const wire::Envelope about = host_reduction::envelope_to_server(exchange, links);
+  const wire::Envelope about = envelope_to_server(exchange, links);
   const Unit& unit = exchange.unit();
   const bool narrower = unit.dtype != unit.value_dtype;  // than what the servers keep
   if (const auto* assign = std::get_if<Assign>(&exchange.operation))
@@ -155,36 +153,25 @@ wire::Header ParameterServer::request_header(const Exchange& exchange, const Lin
   return wire::Pull{std::get<Pull>(exchange.operation).array, narrower || rounds}.make(about);
 }
 
-/// Returns the header of a question whose answer tells that the chunk's assignment has been done.
-wire::Header ParameterServer::confirmation_header(const Exchange& exchange, const Links& links, const Chunk& chunk) {
-  wire::Envelope about = host_reduction::envelope_to_server(exchange, links);
-  about.chunk = chunk.index;
-  const Unit& unit = exchange.unit();
-  return wire::Pull{std::get<Assign>(exchange.operation).array, unit.dtype != unit.value_dtype, false}.make(about);
+void ParameterServer::send_chunk(Exchange& exchange, const Links& links, const Chunk& chunk,
+                                 wire::Header header) const {
+  header.chunk = chunk.index;
+  auto payload = chunk_payload(exchange, chunk);
+  const bool encodes = exchange.push() != nullptr && exchange.unit().converts() && !payload.empty();
+  if (encodes) payload = {encode_chunk(exchange, chunk, payload, links)};
+  send_to_server(exchange, links, chunk, header, std::move(payload));
 }
 
 void ParameterServer::start(Exchange& exchange, const Links& links) const {
   expect_results(exchange);
   if (exchange.push() != nullptr && exchange.push()->rule) send_rule(exchange, *exchange.push()->rule, links);
-  wire::Header header = request_header(exchange, links);
-  const bool by_host = host_reduction::applies(exchange, links);
-  // The next gradient may come over another worker's flow, so there the assignment has to be done before.
-  const bool confirms = std::holds_alternative<Assign>(exchange.operation) && exchange.about.by_host;
+  const wire::Header header = request_header(exchange, links);
   for (const Chunk& chunk : exchange.unit().chunks) {
-    if (by_host) {
-      host_reduction::contribute(exchange, links, chunk);
-      if (!exchange.progress.running) return;  // it has failed, and its memory may be gone
-      continue;
-    }
-    header.chunk = chunk.index;
-    auto payload = chunk_payload(exchange, chunk);
-    const bool encodes = exchange.push() != nullptr && exchange.unit().converts() && !payload.empty();
-    if (encodes) payload = {encode_chunk(exchange, chunk, payload, links)};
-    send_to_server(exchange, links, chunk, header, std::move(payload));
-    if (confirms) send_to_server(exchange, links, chunk, confirmation_header(exchange, links, chunk), {});
+    send_chunk(exchange, links, chunk, header);
+    if (!exchange.progress.running) return;  // it has failed, and its memory may be gone
   }
   // An assignment has no answer, because what follows it on a flow comes after it.
-  if (std::holds_alternative<Assign>(exchange.operation) && !confirms) exchange.progress.received = true;
+  if (std::holds_alternative<Assign>(exchange.operation) && !confirms(exchange)) exchange.progress.received = true;
   exchange.complete_if_done();  // a tensor without elements has no chunks to wait for
 }
 
@@ -195,27 +182,24 @@ std::uint32_t array_of(const Operation& operation) {
   return pull == nullptr ? 0 : pull->array;
 }
 
-/// From whom the result of a step's chunk comes: its server, or whoever leads it here.
-wire::Kind result_kind(const Exchange& exchange, const wire::Header& header, const Links& links) {
-  const auto& chunks = exchange.unit().chunks;
-  const bool local = header.chunk < chunks.size() && host_reduction::applies(exchange, links) &&
-                     !host_reduction::pushes(exchange, links, chunks[header.chunk]);
-  return local ? wire::Kind::local_result : wire::Kind::result;
+bool ParameterServer::is_result(const Exchange& /*exchange*/, const wire::Header& header,
+                                const Links& /*links*/) const {
+  return header.kind == wire::Kind::result;
 }
 
-Status ParameterServer::check_awaited(const Exchange& exchange, const wire::Header& header, const Links& links) {
+Status ParameterServer::check_awaited(const Exchange& exchange, const wire::Header& header, const Links& links) const {
   const Progress& progress = exchange.progress;
-  const bool expected =
-      exchange.push() == nullptr
-          ? header.kind == wire::Kind::value && wire::Value::read(header).array == array_of(exchange.operation)
-          : header.kind == result_kind(exchange, header, links) && header.step == exchange.step;
-  const bool awaited = progress.running && expected && header.chunk < progress.chunks.size() &&
-                       progress.chunks[header.chunk] == ChunkArrival::awaited;
-  const bool local = header.kind == wire::Kind::local_result;
-  if (!awaited || (local && !host_reduction::is_from_leader(exchange, links, header)))
-    return Status(ErrorCode::mismatch, "an unexpected result: step " + std::to_string(header.step) + ", chunk " +
-                                           std::to_string(header.chunk));
-  return {};
+  const auto is_awaited = [&] {
+    const auto& chunks = progress.awaited().chunks;
+    return header.chunk < chunks.size() && chunks[header.chunk] == ChunkArrival::awaited;
+  };
+  const auto is_expected = [&] {
+    if (exchange.push() != nullptr) return header.step == exchange.step && is_result(exchange, header, links);
+    return header.kind == wire::Kind::value && wire::Value::read(header).array == array_of(exchange.operation);
+  };
+  if (progress.running && is_awaited() && is_expected()) return {};
+  return {ErrorCode::mismatch,
+          "an unexpected result: step " + std::to_string(header.step) + ", chunk " + std::to_string(header.chunk)};
 }
 
 Status ParameterServer::check_payload(const wire::Header& header, DType dtype, std::size_t size_bytes) {
@@ -228,12 +212,16 @@ Status ParameterServer::check_payload(const wire::Header& header, DType dtype, s
   return {};
 }
 
-Status ParameterServer::check_result(const Exchange& exchange, const wire::Header& header, const Links& links) {
+bool ParameterServer::brings_values(const Exchange& exchange, std::uint32_t /*chunk*/) const {
+  return wants_result(exchange);
+}
+
+Status ParameterServer::check_result(const Exchange& exchange, const wire::Header& header, const Links& links) const {
   if (Status status = check_awaited(exchange, header, links); !status.ok()) return status;
   const std::size_t chunk_bytes = exchange.unit().chunks[header.chunk].size_bytes;
   const DType dtype = answer_dtype(exchange, header);
-  const bool carries = wants_result(exchange) || passes_on_only(exchange, header, links);
-  return check_payload(header, dtype, carries ? exchange.unit().bytes_as(dtype, chunk_bytes) : 0);
+  const bool brings = brings_values(exchange, header.chunk);
+  return check_payload(header, dtype, brings ? exchange.unit().bytes_as(dtype, chunk_bytes) : 0);
 }
 
 /// Takes the fields of an answer.
@@ -251,40 +239,49 @@ void ParameterServer::take_answer(Exchange& exchange, const wire::Header& header
   // Chunks may have been updated in different steps (stragglers=drop).
   outcome.update_count = std::max(outcome.update_count, value.update_count);
   if (!std::holds_alternative<Restore>(exchange.operation)) return;
-  const bool first = exchange.progress.chunks_missing == exchange.unit().chunks.size();
+  const bool first = exchange.progress.awaited().missing_count == exchange.unit().chunks.size();
   outcome.oldest_version = first ? value.version : std::min(outcome.oldest_version, value.version);
   outcome.newest_version = first ? value.version : std::max(outcome.newest_version, value.version);
 }
 
+bool ParameterServer::stages(const Exchange& exchange, const wire::Header& /*answer*/) const {
+  return scatters(exchange);
+}
+
 Result<std::span<std::byte>> ParameterServer::accept(Exchange& exchange, const wire::Header& header, bool lent,
                                                      const Links& links) const {
-  if (header.kind == wire::Kind::local_push && host_reduction::applies(exchange, links))
-    return host_reduction::make_room(exchange.progress.inbox, exchange, header, links);
   if (Status status = check_result(exchange, header, links); !status.ok()) return status;
   Progress& progress = exchange.progress;
-  progress.chunks[header.chunk] = ChunkArrival::accepted;
-  if (scatters(exchange) || passes_on_only(exchange, header, links)) {
+  ServerAnswers& answers = progress.awaited();
+  answers.chunks[header.chunk] = ChunkArrival::accepted;
+  if (stages(exchange, header)) {
     if (lent || header.payload_bytes == 0) return std::span<std::byte>();
-    progress.staged_chunks.resize(exchange.unit().chunks.size());
-    Buffer& buffer = progress.staged_chunks[header.chunk];
+    answers.staged.resize(exchange.unit().chunks.size());
+    Buffer& buffer = answers.staged[header.chunk];
     buffer = links.pool->take(header.payload_bytes);
     return buffer.span();
   }
-  if (exchange.gradient<GroupedGradients>() != nullptr && !progress.group_result) {
-    progress.group_result = links.pool->take(exchange.unit().size_bytes);
-    progress.result = progress.group_result.span();
+  if (exchange.gradient<GroupedGradients>() != nullptr && !answers.group_result) {
+    answers.group_result = links.pool->take(exchange.unit().size_bytes);
+    progress.result = answers.group_result.span();
   }
   if (lent || header.payload_bytes == 0) return std::span<std::byte>();
   const Chunk& chunk = exchange.unit().chunks[header.chunk];
   return decodes(exchange, header) ? place_for_encoded(exchange, chunk, links) : place_of(exchange, chunk);
 }
 
+std::span<const std::byte> ParameterServer::keep_staged(Exchange& /*exchange*/, const Links& links, Buffer memory,
+                                                        std::span<const std::byte> /*values*/) const {
+  links.pool->give_back(std::move(memory));
+  return {};
+}
+
 /// Writes a group's chunk to its members, if it is one. Returns the values in memory that stays until the exchange ends
 /// if they have to be passed on.
 std::span<const std::byte> ParameterServer::take_staged(Exchange& exchange, const wire::Header& header,
-                                                        std::span<const std::byte> payload, const Links& links) {
+                                                        std::span<const std::byte> payload, const Links& links) const {
   const Chunk& chunk = exchange.unit().chunks[header.chunk];
-  auto& staged = exchange.progress.staged_chunks;
+  auto& staged = exchange.progress.awaited().staged;
   Buffer values = header.chunk < staged.size() ? std::move(staged[header.chunk]) : Buffer();
   if (decodes(exchange, header)) {
     Buffer decoded = links.pool->take(chunk.size_bytes);
@@ -293,15 +290,7 @@ std::span<const std::byte> ParameterServer::take_staged(Exchange& exchange, cons
     payload = values.span();
   }
   if (scatters(exchange)) scatter(exchange, chunk, payload);
-  if (!host_reduction::applies(exchange, links)) {
-    links.pool->give_back(std::move(values));
-    return {};
-  }
-  if (!values) {  // lent
-    values = links.pool->take(payload.size());
-    std::memcpy(values.data(), payload.data(), payload.size());
-  }
-  return exchange.progress.converted.emplace_back(std::move(values)).span();
+  return keep_staged(exchange, links, std::move(values), payload);
 }
 
 /// Writes a chunk to its place, and returns that.
@@ -317,17 +306,11 @@ std::span<const std::byte> ParameterServer::take_placed(const Exchange& exchange
 
 Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                                 const Links& links) const {
-  if (header.kind == wire::Kind::local_push) {
-    host_reduction::store_part(exchange.progress.inbox, header, payload, links);
-    host_reduction::push_if_whole(exchange, links, exchange.unit().chunks[header.chunk]);
-    return {};
-  }
   std::span<const std::byte> values;
   if (!payload.empty())
-    values = scatters(exchange) || passes_on_only(exchange, header, links)
-                 ? take_staged(exchange, header, payload, links)
-                 : take_placed(exchange, header, payload);
-  if (host_reduction::applies(exchange, links)) host_reduction::pass_on(exchange, links, header, values);
+    values = stages(exchange, header) ? take_staged(exchange, header, payload, links)
+                                      : take_placed(exchange, header, payload);
+  pass_on(exchange, links, header, values);
   note_received(exchange, header, links);
   return {};
 }
@@ -339,25 +322,25 @@ void ParameterServer::note_received(Exchange& exchange, const wire::Header& head
   const bool crossed = header.kind == wire::Kind::local_result ? links.hosts.crosses(header.rank, links.rank)
                                                                : !links.is_local(exchange.unit().chunks[header.chunk]);
   if (crossed) outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
-  invariant(progress.chunks[header.chunk] == ChunkArrival::accepted && progress.chunks_missing > 0,
+  ServerAnswers& answers = progress.awaited();
+  invariant(answers.chunks[header.chunk] == ChunkArrival::accepted && answers.missing_count > 0,
             "an answer completes once, after it was accepted");
-  progress.chunks[header.chunk] = ChunkArrival::received;
+  answers.chunks[header.chunk] = ChunkArrival::received;
   take_answer(exchange, header);
   outcome.present = outcome.present || !absent;
-  if (absent) progress.empty_chunks.push_back(header.chunk);
-  progress.received = --progress.chunks_missing == 0;
+  if (absent) answers.empty_chunks.push_back(header.chunk);
+  progress.received = --answers.missing_count == 0;
   if (progress.received) clear_empty_chunks(exchange);
   exchange.complete_if_done();
 }
 
-std::string ParameterServer::waiting_for(const Exchange& exchange, const Links& links) const {
-  if (const std::string local = host_reduction::missing(exchange, links); !local.empty()) return "waiting for " + local;
-  const auto& arrivals = exchange.progress.chunks;
+std::string ParameterServer::waiting_for(const Exchange& exchange, const Links& /*links*/) const {
+  const auto& arrivals = exchange.progress.awaited().chunks;
   const auto first = std::ranges::find_if(arrivals, [](auto arrival) { return arrival != ChunkArrival::received; });
   if (first == arrivals.end()) return "sending its push";
   const auto& chunk = exchange.unit().chunks[static_cast<std::size_t>(first - arrivals.begin())];
   return "waiting for the result of chunk " + std::to_string(chunk.index) + " from server " +
-         std::to_string(chunk.server) + " (" + std::to_string(exchange.progress.chunks_missing) + " of " +
+         std::to_string(chunk.server) + " (" + std::to_string(exchange.progress.awaited().missing_count) + " of " +
          std::to_string(exchange.unit().chunks.size()) + " chunks missing)";
 }
 

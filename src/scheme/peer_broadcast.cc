@@ -41,7 +41,8 @@ Buffer dense_copy(const Unit& unit, std::span<const std::byte> gradient, const L
 }  // namespace
 
 void PeerBroadcast::start(Exchange& exchange, const Links& links) const {
-  PeerInbox& inbox = exchange.progress.inbox;
+  if (!std::holds_alternative<PeerInbox>(exchange.progress.inbox)) exchange.progress.inbox.emplace<PeerInbox>();
+  PeerInbox& inbox = exchange.progress.inbox_of<PeerInbox>();
   if (inbox.kind != wire::Kind::none && inbox.kind != kind_) {
     exchange.progress.status = {ErrorCode::mismatch, std::string("a peer has sent ") + wire::kind_name(inbox.kind) +
                                                          " in step " + std::to_string(exchange.step) +
@@ -61,7 +62,7 @@ void PeerBroadcast::start(Exchange& exchange, const Links& links) const {
 
 void PeerBroadcast::send_part(Exchange& exchange, const Links& links, const wire::Contribution& body,
                               const Pieces& payload) const {
-  PeerInbox& inbox = exchange.progress.inbox;
+  PeerInbox& inbox = exchange.progress.inbox_of<PeerInbox>();
   invariant(!inbox.parts[links.rank].arrived, "a worker contributes once to a step");
   inbox.parts[links.rank].arrived = true;
   ++inbox.arrived_count;
@@ -161,12 +162,13 @@ Status PeerBroadcast::store(PeerInbox& inbox, Exchange& exchange, const wire::He
 
 Result<std::span<std::byte>> PeerBroadcast::accept(Exchange& exchange, const wire::Header& header, bool /*lent*/,
                                                    const Links& links) const {
-  return make_room(exchange.progress.inbox, exchange, header, links);
+  return make_room(exchange.progress.inbox_of<PeerInbox>(), exchange, header, links);
 }
 
 Status PeerBroadcast::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                               const Links& links) const {
-  if (Status status = store(exchange.progress.inbox, exchange, header, payload, links); !status.ok()) return status;
+  PeerInbox& inbox = exchange.progress.inbox_of<PeerInbox>();
+  if (Status status = store(inbox, exchange, header, payload, links); !status.ok()) return status;
   count_received(exchange, links, header.rank, header.payload_bytes);
   finish_if_complete(exchange, links);
   return {};
@@ -193,7 +195,7 @@ void PeerBroadcast::pass_on(PeerInbox& inbox, Exchange& exchange, const wire::He
 }
 
 void PeerBroadcast::finish_if_complete(Exchange& exchange, const Links& links) const {
-  const PeerInbox& inbox = exchange.progress.inbox;
+  const PeerInbox& inbox = exchange.progress.inbox_of<PeerInbox>();
   invariant(inbox.arrived_count <= links.worker_count, "no more parts arrive than there are workers");
   if (inbox.arrived_count == links.worker_count) {
     exchange.progress.received = true;
@@ -209,10 +211,18 @@ void PeerBroadcast::finish_if_complete(Exchange& exchange, const Links& links) c
   exchange.complete_if_done();
 }
 
+/// What comes through a gate may come after the peer's goodbye. If it does not come at all, the gate tells.
+bool PeerBroadcast::lacks(const Exchange& exchange, const Links& links, std::uint32_t peer) const {
+  if (links.hosts.source_of(links.rank, peer) != peer || exchange.progress.received) return false;
+  const auto& parts = exchange.progress.inbox_of<PeerInbox>().parts;
+  return peer < parts.size() && !parts[peer].arrived;
+}
+
 std::string PeerBroadcast::waiting_for(const Exchange& exchange, const Links& /*links*/) const {
   std::string ranks;
-  for (std::size_t rank = 0; rank < exchange.progress.inbox.parts.size(); ++rank)
-    if (!exchange.progress.inbox.parts[rank].arrived) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
+  const auto& parts = exchange.progress.inbox_of<PeerInbox>().parts;
+  for (std::size_t rank = 0; rank < parts.size(); ++rank)
+    if (!parts[rank].arrived) ranks += (ranks.empty() ? "" : ", ") + std::to_string(rank);
   const std::string what = wire::kind_name(kind_);
   return ranks.empty() ? "sending or adding up " + what : "waiting for the " + what + " of rank " + ranks;
 }

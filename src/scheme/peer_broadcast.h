@@ -15,6 +15,7 @@ class PeerBroadcast : public SchemeProtocol {
   Status receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                  const Links& links) const final;
   std::string waiting_for(const Exchange& exchange, const Links& links) const final;
+  bool lacks(const Exchange& exchange, const Links& links, std::uint32_t peer) const final;
   /// The kind of the parts' messages.
   wire::Kind kind() const { return kind_; }
 

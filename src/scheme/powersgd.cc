@@ -121,7 +121,7 @@ class PowerSgd final : public SchemeProtocol {
       progress.converted.push_back(links.pool->take(shape.rank * length * sizeof(float)));
     const State state(exchange);
     progress.contributing = true;
-    progress.chunks.assign(exchange.unit().chunks.size(), ChunkArrival::received);
+    progress.answers.emplace().chunks.assign(exchange.unit().chunks.size(), ChunkArrival::received);
     kernel::refresh(shape.rank, shape.cols, state.right);
     if (state.gradient == nullptr) return push(exchange, links);
     const std::size_t jobs = job_count(exchange, links);
@@ -136,10 +136,10 @@ class PowerSgd final : public SchemeProtocol {
 
   Result<std::span<std::byte>> accept(Exchange& exchange, const wire::Header& header, bool lent,
                                       const Links& /*links*/) const override {
-    Progress& progress = exchange.progress;
-    const bool expected = progress.running && header.kind == wire::Kind::result && header.step == exchange.step &&
-                          header.chunk < progress.chunks.size() &&
-                          progress.chunks[header.chunk] == ChunkArrival::awaited;
+    auto& chunks = exchange.progress.awaited().chunks;
+    const bool expected = exchange.progress.running && header.kind == wire::Kind::result &&
+                          header.step == exchange.step && header.chunk < chunks.size() &&
+                          chunks[header.chunk] == ChunkArrival::awaited;
     if (!expected)
       return Status(ErrorCode::mismatch, "an unexpected result: step " + std::to_string(header.step) + ", chunk " +
                                              std::to_string(header.chunk));
@@ -150,13 +150,13 @@ class PowerSgd final : public SchemeProtocol {
       return Status(ErrorCode::mismatch, "the result of chunk " + std::to_string(header.chunk) + " has " +
                                              std::to_string(header.payload_bytes) + " bytes instead of " +
                                              std::to_string(place.size()));
-    progress.chunks[header.chunk] = ChunkArrival::accepted;
+    chunks[header.chunk] = ChunkArrival::accepted;
     return lent || header.payload_bytes == 0 ? std::span<std::byte>() : place;
   }
 
   Status receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                  const Links& links) const override {
-    Progress& progress = exchange.progress;
+    ServerAnswers& answers = exchange.progress.awaited();
     const std::span<std::byte> place = place_of(exchange, header.chunk);
     // A shard of this process lends its result instead of writing it here.
     if (!payload.empty() && payload.data() != place.data()) std::memcpy(place.data(), payload.data(), payload.size());
@@ -165,16 +165,16 @@ class PowerSgd final : public SchemeProtocol {
       exchange.outcome.bytes_received += wire::kHeaderBytes + header.payload_bytes;
     exchange.outcome.factor_count = result.factor_count;
     exchange.outcome.present = !result.absent;
-    invariant(progress.chunks[header.chunk] == ChunkArrival::accepted && progress.chunks_missing > 0,
+    invariant(answers.chunks[header.chunk] == ChunkArrival::accepted && answers.missing_count > 0,
               "an answer completes once, after it was accepted");
-    progress.chunks[header.chunk] = ChunkArrival::received;
-    if (--progress.chunks_missing == 0) end_round(exchange, links);
+    answers.chunks[header.chunk] = ChunkArrival::received;
+    if (--answers.missing_count == 0) end_round(exchange, links);
     exchange.complete_if_done();
     return {};
   }
 
   std::string waiting_for(const Exchange& exchange, const Links& /*links*/) const override {
-    const auto& arrivals = exchange.progress.chunks;
+    const auto& arrivals = exchange.progress.awaited().chunks;
     const auto first = std::ranges::find_if(arrivals, [](auto arrival) { return arrival != ChunkArrival::received; });
     if (first == arrivals.end()) return "compressing its gradient";
     const Chunk& chunk = exchange.unit().chunks[static_cast<std::size_t>(first - arrivals.begin())];
@@ -205,8 +205,9 @@ class PowerSgd final : public SchemeProtocol {
     wire::Contribution body = contribution_of(exchange, links, wire::Kind::push);
     body.divisor = 1;
     const auto slices = slices_of(exchange.unit(), state.float_count(progress.round));
-    progress.chunks_missing = slices.size();
-    for (const Slice& slice : slices) progress.chunks[slice.chunk->index] = ChunkArrival::awaited;
+    ServerAnswers& answers = progress.awaited();
+    answers.missing_count = slices.size();
+    for (const Slice& slice : slices) answers.chunks[slice.chunk->index] = ChunkArrival::awaited;
     if (progress.round == 1) progress.contributing = false;
     for (const Slice& slice : slices) {
       wire::Header header = body.make();

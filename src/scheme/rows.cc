@@ -74,13 +74,14 @@ class Rows final : public ExactBroadcast {
     std::vector<kernel::RowTerm> terms;
     std::size_t row_count = 0;
     bool dense = false;
-    for (const Part& part : exchange.progress.inbox.parts) {
+    for (const Part& part : exchange.progress.inbox_of<PeerInbox>().parts) {
       if (part.rows.count > 0) terms.push_back(part.rows);
       dense = dense || (part.rows.count > 0 && part.rows.indexes == nullptr);
       row_count += part.rows.count;
     }
+    exchange.progress.row_result.emplace();
     if (exchange.progress.result.empty()) make_memory(exchange, links, std::min(row_count, exchange.about.rows));
-    exchange.progress.result_rows.dense = dense;
+    exchange.progress.row_result->rows.dense = dense;
     compute(exchange, links, 1, [&exchange, terms = std::move(terms)](std::size_t) { add_up(exchange, terms); });
   }
 
@@ -88,10 +89,10 @@ class Rows final : public ExactBroadcast {
   static void make_memory(Exchange& exchange, const Links& links, std::size_t row_count) {
     const std::size_t row_bytes = exchange.about.cols * dtype_bytes(exchange.unit().dtype);
     const std::size_t index_bytes = wire::RowList::index_bytes(row_count);
-    Progress& progress = exchange.progress;
-    progress.result_memory = links.pool->take(index_bytes + row_count * row_bytes);
-    progress.result_rows.indexes = {reinterpret_cast<std::uint32_t*>(progress.result_memory.data()), row_count};
-    progress.result_rows.values = progress.result_memory.span().subspan(index_bytes);
+    RowResult& result = *exchange.progress.row_result;
+    result.memory = links.pool->take(index_bytes + row_count * row_bytes);
+    result.rows.indexes = {reinterpret_cast<std::uint32_t*>(result.memory.data()), row_count};
+    result.rows.values = result.memory.span().subspan(index_bytes);
   }
 
   static void add_up(Exchange& exchange, std::span<const kernel::RowTerm> terms) {
@@ -102,13 +103,14 @@ class Rows final : public ExactBroadcast {
                               indexes, values);
     };
     if (!progress.result.empty()) {
-      if (!progress.result_rows.dense) std::ranges::fill(progress.result, std::byte{0});
+      if (!progress.row_result->rows.dense) std::ranges::fill(progress.result, std::byte{0});
       sum(nullptr, progress.result.data());
       return;
     }
-    LayerRows& rows = progress.result_rows;
-    auto* const indexes = reinterpret_cast<std::uint32_t*>(progress.result_memory.data());
-    auto* const values = progress.result_memory.data() + (rows.values.data() - progress.result_memory.data());
+    LayerRows& rows = progress.row_result->rows;
+    std::byte* const memory = progress.row_result->memory.data();
+    auto* const indexes = reinterpret_cast<std::uint32_t*>(memory);
+    auto* const values = memory + (rows.values.data() - memory);
     const std::size_t count = sum(indexes, values);
     rows.indexes = rows.indexes.first(rows.dense ? 0 : count);
     rows.values = rows.values.first(count * exchange.about.cols * dtype_bytes(unit.dtype));

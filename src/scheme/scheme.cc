@@ -2,10 +2,12 @@
 
 #include <array>
 
+#include "base/invariant.h"
+#include "scheme/host_reduction.h"
+
 namespace poseidon {
 
 #define POSEIDON_SCHEME(name) const SchemeProtocol& name##_scheme();
-#include "base/invariant.h"
 #include "poseidon/schemes.def"
 #undef POSEIDON_SCHEME
 
@@ -16,6 +18,11 @@ const SchemeProtocol& protocol_of(Scheme scheme) {
 #undef POSEIDON_SCHEME
   };
   return *protocols.at(static_cast<std::size_t>(scheme) - 1);  // Scheme::automatic is 0
+}
+
+const SchemeProtocol& protocol_for(const ExchangeUnit& about, Scheme scheme) {
+  const SchemeProtocol& own = protocol_of(scheme);
+  return about.by_host && own.traits().reduces_by_host ? host_reduction() : own;
 }
 
 const SchemeTraits& traits_of(Scheme scheme) { return protocol_of(scheme).traits(); }

@@ -79,6 +79,20 @@ class SchemeProtocol {
   /// Returns text for error messages such as "waiting for the result of chunk 3 from server 1".
   virtual std::string waiting_for(const Exchange& exchange, const Links& links) const = 0;
 
+  /// Whether the exchange, which runs, still needs a part of this peer, or a result from it.
+  virtual bool lacks(const Exchange& /*exchange*/, const Links& /*links*/, std::uint32_t /*peer*/) const {
+    return false;
+  }
+  /// The same without results: a peer that leaves in order has sent its parts, but may not send a result any more.
+  virtual bool lacks_part(const Exchange& exchange, const Links& links, std::uint32_t peer) const {
+    return lacks(exchange, links, peer);
+  }
+  /// Whether this worker itself exchanges the chunk with its server, if the scheme uses servers.
+  virtual bool exchanges_with_server(const Exchange& /*exchange*/, const Links& /*links*/,
+                                     const Chunk& /*chunk*/) const {
+    return true;
+  }
+
   const SchemeTraits& traits() const { return traits_; }
 
  private:
@@ -87,6 +101,9 @@ class SchemeProtocol {
 
 /// Returns the protocol of a scheme, which must not be Scheme::automatic. It has static lifetime and no state.
 const SchemeProtocol& protocol_of(Scheme scheme);
+/// Returns the protocol of a unit's exchange by this scheme: where the unit goes by machine, that of the scheme's way
+/// by machine, if it has one (host_reduction.h).
+const SchemeProtocol& protocol_for(const ExchangeUnit& about, Scheme scheme);
 
 /// Returns the envelope of every message of an exchange, without kind and chunk.
 wire::Envelope envelope_of(const Exchange& exchange, const Links& links);

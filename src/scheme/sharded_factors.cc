@@ -39,10 +39,10 @@ const Block& block_of(const Unit& unit, std::uint32_t chunk) {
 
 /// Marks every block as awaited. Other chunks have no answer.
 void expect_blocks(Exchange& exchange) {
-  Progress& progress = exchange.progress;
-  progress.chunks.assign(exchange.unit().chunks.size(), ChunkArrival::received);
-  for (const Block& block : exchange.unit().blocks) progress.chunks[block.chunk] = ChunkArrival::awaited;
-  progress.chunks_missing = exchange.unit().blocks.size();
+  ServerAnswers& answers = exchange.progress.answers.emplace();
+  answers.chunks.assign(exchange.unit().chunks.size(), ChunkArrival::received);
+  for (const Block& block : exchange.unit().blocks) answers.chunks[block.chunk] = ChunkArrival::awaited;
+  answers.missing_count = exchange.unit().blocks.size();
 }
 
 /// Returns columns [first, first + count) of a factor. They are where they lie, or a copy that lives until the exchange
@@ -149,13 +149,13 @@ Result<std::span<std::byte>> ShardedFactors::accept(Exchange& exchange, const wi
   const Block& block = block_of(unit, header.chunk);
   const std::size_t size_bytes = array_bytes(unit.factor_dtype, value_count(block));
   if (Status status = check_payload(header, unit.factor_dtype, size_bytes); !status.ok()) return status;
-  Progress& progress = exchange.progress;
-  progress.chunks[header.chunk] = ChunkArrival::accepted;
+  ServerAnswers& answers = exchange.progress.awaited();
+  answers.chunks[header.chunk] = ChunkArrival::accepted;
   if (lent || header.payload_bytes == 0) return std::span<std::byte>();
   if (contiguous(exchange.about, block) && !unit.converts_factors())
     return std::span(place_of(exchange, block), size_bytes);
-  progress.staged_chunks.resize(unit.chunks.size());
-  Buffer& buffer = progress.staged_chunks[header.chunk];
+  answers.staged.resize(unit.chunks.size());
+  Buffer& buffer = answers.staged[header.chunk];
   buffer = links.pool->take(size_bytes);
   return buffer.span();
 }
@@ -163,11 +163,11 @@ Result<std::span<std::byte>> ShardedFactors::accept(Exchange& exchange, const wi
 Status ShardedFactors::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                                const Links& links) const {
   // A worker contributes to all blocks of a step or to none.
-  const bool first = exchange.progress.chunks_missing == exchange.unit().blocks.size();
+  const bool first = exchange.progress.awaited().missing_count == exchange.unit().blocks.size();
   if (!first && exchange.outcome.present == wire::StepResult::read(header).absent)
     return {ErrorCode::mismatch, "some blocks of the layer have a result and others have none"};
   if (!payload.empty()) write_block(exchange, block_of(exchange.unit(), header.chunk), payload);
-  auto& staged = exchange.progress.staged_chunks;
+  auto& staged = exchange.progress.awaited().staged;
   if (header.chunk < staged.size()) links.pool->give_back(std::move(staged[header.chunk]));
   note_received(exchange, header, links);
   return {};

@@ -64,7 +64,7 @@ class TopK final : public CompressedBroadcast {
 
   void finish(Exchange& exchange, const Links& links) const override {
     std::vector<kernel::RowTerm> terms;
-    for (const Part& part : exchange.progress.inbox.parts)
+    for (const Part& part : exchange.progress.inbox_of<PeerInbox>().parts)
       if (part.present) terms.push_back(part.rows);
     const std::size_t element_count = exchange.about.layer->element_count;
     const std::size_t job_count = std::clamp<std::size_t>(element_count / kMinElementsPerJob, 1,

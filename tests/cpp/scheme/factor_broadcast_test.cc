@@ -132,13 +132,14 @@ TEST_F(FactorBroadcastTest, SendsNothingToAPeerThatHasLeft) {
   links_.peers.assign(3, {nullptr});
   exchange_.operation = Push{.gradient = NoGradient{}};
   scheme_.start(exchange_, links_);
-  EXPECT_EQ(exchange_.progress.inbox.arrived_count, 1u) << "its own part";
+  EXPECT_EQ(exchange_.progress.inbox_of<PeerInbox>().arrived_count, 1u) << "its own part";
   EXPECT_EQ(exchange_.progress.sends_pending, 0u);
 }
 
 TEST_F(FactorBroadcastTest, NamesWhoIsMissing) {
-  exchange_.progress.inbox.parts.resize(3);
-  exchange_.progress.inbox.parts[1].arrived = true;
+  auto& parts = exchange_.progress.inbox.emplace<PeerInbox>().parts;
+  parts.resize(3);
+  parts[1].arrived = true;
   EXPECT_NE(scheme_.waiting_for(exchange_, links_).find("rank 0, 2"), std::string::npos);
 }
 

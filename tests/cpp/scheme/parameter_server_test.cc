@@ -38,9 +38,10 @@ class ParameterServerTest : public ::testing::Test {
   /// Sets the state after start(), which itself would need a server.
   void begin(Operation operation) {
     exchange_.progress = Progress();  // the one before has ended
-    exchange_.begin(std::move(operation), protocol_of(Scheme::ps), Scheme::ps, PeerInbox());
-    exchange_.progress.chunks_missing = 2;
-    exchange_.progress.chunks.assign(2, ChunkArrival::awaited);
+    exchange_.begin(std::move(operation), protocol_of(Scheme::ps), Scheme::ps, {});
+    ServerAnswers& answers = exchange_.progress.answers.emplace();
+    answers.missing_count = 2;
+    answers.chunks.assign(2, ChunkArrival::awaited);
   }
 
   void receive(std::uint32_t chunk, const Floats& values, bool absent, bool late = false) {

@@ -115,9 +115,10 @@ class ShardedFactorsAnswers : public ::testing::Test {
     exchange_.about.cols = 4;
     exchange_.on_complete = [] {};
     Push push{.gradient = NoGradient{}, .destination = bytes_of(values_)};
-    exchange_.begin(push, scheme_, Scheme::sharded_factors, PeerInbox());
-    exchange_.progress.chunks = {ChunkArrival::awaited, ChunkArrival::received, ChunkArrival::awaited};
-    exchange_.progress.chunks_missing = 2;
+    exchange_.begin(push, scheme_, Scheme::sharded_factors, {});
+    ServerAnswers& answers = exchange_.progress.answers.emplace();
+    answers.chunks = {ChunkArrival::awaited, ChunkArrival::received, ChunkArrival::awaited};
+    answers.missing_count = 2;
   }
 
   wire::Header result_of(std::uint32_t chunk, std::size_t payload_bytes, bool absent = false) const {
