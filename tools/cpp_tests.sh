@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds and runs the core's C++ tests: beside the installed extension, whose core they share, or with sanitizers in a
-# tree of their own. Usage: cpp_tests.sh [SANITIZERS BUILD_DIR [TEST_ARGUMENT…]]
+# tree of their own. Usage: [ROOMS=ROOM;…] cpp_tests.sh [SANITIZERS BUILD_DIR [TEST_ARGUMENT…]]
+# ROOMS: only these rooms' tests (and the simulation), which are compiled in less time, with few optimizations.
 # Sanitized tests have checks (POSEIDON_CHECKS); the others have them if the extension was built with them.
 # The tests run as several processes at once, because many of them wait. Sanitized tests compute: they run as one.
 set -euo pipefail
@@ -31,6 +32,7 @@ else
   # Memory that the machine does not have is refused there, too, not reported.
   export ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=allocator_may_return_null=1
   options+=(-DPOSEIDON_PYTHON=OFF -DPOSEIDON_UCX=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPOSEIDON_SANITIZE="$sanitize")
+  [ -z "${ROOMS:-}" ] || options+=(-DPOSEIDON_TEST_ROOMS="$ROOMS" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1")
 fi
 cmake -S . -B "$build" -G Ninja "${options[@]}" >/dev/null
 cmake --build "$build" --target poseidon_tests
