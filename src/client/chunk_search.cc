@@ -1,11 +1,10 @@
-// The search for the fastest chunk size. It is measured, because it depends on links, memory and cores alike (Parameter
-// Hub §4.6: larger chunks use the network better, smaller chunks overlap better).
+#include "client/chunk_search.h"
+
 #include <algorithm>
 #include <array>
 #include <vector>
 
 #include "base/clock.h"
-#include "client/client_impl.h"
 #include "plan/partition.h"
 
 namespace poseidon {
@@ -72,24 +71,25 @@ class Probe {
 
 }  // namespace
 
-Result<std::size_t> ClientImpl::choose_chunk_bytes(std::size_t known, const std::function<bool()>& keep_waiting) {
-  Probe probe(*this, keep_waiting);
-  auto agreed = probe.sum(options_.rank == 0 ? static_cast<std::int64_t>(known) : 0);
+Result<std::size_t> choose_chunk_bytes(Client& client, Steps& steps, std::size_t known,
+                                       const std::function<bool()>& keep_waiting) {
+  Probe probe(client, keep_waiting);
+  auto agreed = probe.sum(client.rank() == 0 ? static_cast<std::int64_t>(known) : 0);
   if (!agreed.ok()) return agreed.status();
   auto best = static_cast<std::size_t>(agreed.value());
   if (best == 0) {
     auto first_ns = probe.time(kFirstProbeBytes);
     if (!first_ns.ok()) return first_ns.status();
-    const double mean_ns = static_cast<double>(first_ns.value()) / options_.world_size;
+    const double mean_ns = static_cast<double>(first_ns.value()) / client.world_size();
     const double wanted_bytes = static_cast<double>(kFirstProbeBytes) * static_cast<double>(kProbeNs) / mean_ns;
     const auto probe_bytes = std::clamp(static_cast<std::size_t>(wanted_bytes) / sizeof(float) * sizeof(float),
                                         kFirstProbeBytes, kLargestProbeBytes);
     std::int64_t best_ns = INT64_MAX;
-    const auto base = steps_.plan_base();
+    const auto base = steps.plan_base();
     if (!base.ok()) return base.status();
     for (const std::size_t candidate : kCandidates) {
       if (most_chunk_bytes(base.value().cluster, candidate) < candidate) break;  // the same plan as the last one
-      steps_.set_chunk_bytes(candidate);
+      steps.set_chunk_bytes(candidate);
       auto time_ns = probe.time(probe_bytes);
       if (!time_ns.ok()) return time_ns.status();
       if (time_ns.value() < best_ns) {
@@ -98,7 +98,7 @@ Result<std::size_t> ClientImpl::choose_chunk_bytes(std::size_t known, const std:
       }
     }
   }
-  steps_.set_chunk_bytes(best);
+  steps.set_chunk_bytes(best);
   return best;
 }
 

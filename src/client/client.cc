@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "client/chunk_search.h"
 #include "client/client_impl.h"
 #include "plan/mesh.h"
 #include "plan/priority.h"
@@ -52,9 +53,11 @@ ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Sea
               [this](UnitState& unit) { finished(unit); }},
              loop_),
       report_(options_, seat_, connections_, steps_, units_by_id_),
-      vigil_(static_cast<std::size_t>(options_.world_size),
-             neighbour_count(static_cast<std::size_t>(options_.world_size))),
-      standstill_(static_cast<std::size_t>(options_.world_size), connections_.neighbours(), 2 * vigil_.interval()) {
+      departures_(connections_, units_by_id_),
+      heartbeats_({options_, connections_, steps_, report_, *executor_, notices_, *loop_,
+                   [this] { return !leaving_ && departures_.none(); },
+                   [this](const Status& status, const FailureCause& cause) { fail(status, cause); }}),
+      downlink_priority_(connections_, *loop_) {
   if (const Status usable = report_.open_directory(); !usable.ok())
     notices_.add("no flight records will be written (flight_record=" + options_.flight_record +
                  "): " + usable.message());
@@ -69,7 +72,7 @@ ClientImpl::~ClientImpl() {
 Status ClientImpl::link(Endpoints endpoints, const std::function<bool()>& keep_waiting) {
   connections_.connect(std::move(endpoints));
   if (Status status = wait_linked(keep_waiting); !status.ok()) return status;
-  loop_->post([this] { loop_->call_at(Clock::now() + settling_time(options_.world_size), [this] { keep_vigil(); }); });
+  loop_->post([this] { heartbeats_.begin(settling_time(options_.world_size)); });
   Layer check;
   check.name = "plan check";
   check.dtype = DType::int64;
@@ -108,6 +111,10 @@ Result<Client::Added> ClientImpl::add_layers(std::vector<Layer> layers, bool tra
     if (Status status = check_plans(*plan, keep_waiting); !status.ok()) return status;
   }
   return Added{first_layer, *plan};
+}
+
+Result<std::size_t> ClientImpl::choose_chunk_bytes(std::size_t known, const std::function<bool()>& keep_waiting) {
+  return poseidon::choose_chunk_bytes(*this, steps_, known, keep_waiting);
 }
 
 Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& keep_waiting) {
@@ -264,7 +271,7 @@ void ClientImpl::look(Wait& wait) {
     wait.gave_up = true;
     abort("interrupted", false);
   }
-  const bool silent = longest_silence_ns_.load(std::memory_order_relaxed) < ran_since_ns(options_.timeout);
+  const bool silent = heartbeats_.longest_silence_ns() < ran_since_ns(options_.timeout);
   const auto patience = silent ? options_.timeout : longest_wait(options_);
   if (!wait.gave_up && moved_ns < ran_since_ns(patience)) {
     wait.gave_up = true;

@@ -4,7 +4,6 @@
 // to the loop.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -17,15 +16,15 @@
 
 #include "base/clock.h"
 #include "client/connections.h"
+#include "client/departures.h"
+#include "client/downlink_priority.h"
 #include "client/failure_report.h"
+#include "client/heartbeats.h"
 #include "client/lobby.h"
 #include "client/notices.h"
-#include "client/right_of_way.h"
-#include "client/standstill.h"
 #include "client/steps.h"
 #include "client/unit_announcer.h"
 #include "client/unit_state.h"
-#include "client/vigil.h"
 #include "client/worker_parts.h"
 #include "poseidon/client.h"
 #include "transport/transport.h"
@@ -126,29 +125,11 @@ class ClientImpl final : public Client, private Receiver {
                     std::function<void()> release) override;
   void on_closed(Flow& flow, const Status& status) override;
 
-  // Both sides: how a rank leaves, and what it does when others leave (client_leaving.cc).
+  // Both sides: how a rank leaves (client_leaving.cc).
   bool still_contributes();
   void finish_contributions(const std::function<bool()>& keep_waiting);
   void end(bool had_failed, const std::function<bool()>& keep_serving);
   void stop_in_order();
-  void said_goodbye(LinkState& link);
-  void check_parts_of_leavers(const UnitState& unit);
-  bool needs(const LinkState& link) const;
-
-  // Loop side: which ranks are silent (client_vigil.cc).
-  void keep_vigil();
-  void tell(const Vigil::Finding& finding);
-  void give_up_unreachable();
-  void beat();
-  bool stands();
-
-  // Loop side: what is less urgent waits on the servers (client_right_of_way.cc).
-  bool shares_port(const LinkState& link) const;
-  void note_part(const LinkState& link, std::size_t size_bytes);
-  void note_payload(const LinkState& link, bool begins);
-  void look_at_way();
-  void watch_way();
-  void tell_to_hold(std::chrono::microseconds time);
 
   // Loop side: exchanges, messages and failures (client_loop.cc).
   void connect_servers(const Plan& plan);
@@ -166,6 +147,7 @@ class ClientImpl final : public Client, private Receiver {
   Syncer* addressee(const LinkState& link, const wire::Header& header) const;
   bool belongs(const LinkState& link, const Chunk& chunk) const;
   void fail(const Status& status, const FailureCause& cause);
+  void fail_if(const Departure* departure);
   void fail_silent(std::chrono::milliseconds patience);
   void stop(const Status& status, const wire::Header& last_message, const std::shared_ptr<const std::string>& text,
             const std::function<void()>& when_told);
@@ -194,24 +176,12 @@ class ClientImpl final : public Client, private Receiver {
   std::map<std::uint32_t, UnitState*> units_by_id_;
   std::vector<std::pair<UnitState*, Operation>> waiting_for_peers_;  // contributions that cannot be sent yet
   FailureReport report_;
-  Vigil vigil_;
-  Standstill standstill_;
-  std::atomic<std::int64_t> longest_silence_ns_{now_ns()};  // Connections::longest_silence_ns(), for all threads
-  int told_count_ = 0;                                      // findings of the vigil
-  bool beats_ = false;                                      // whether the last call of keep_vigil() has sent heartbeats
-  RightOfWay right_of_way_;
-  bool watches_way_ = false;
+  Departures departures_;
+  Heartbeats heartbeats_;
+  DownlinkPriority downlink_priority_;
   UnitAnnouncer announcer_;
   bool leaving_ = false;  // nothing starts here any more
   bool closing_ = false;
-  /// What an exchange that needs a process which leaves fails with.
-  struct Departure {
-    Status status;
-    FailureCause cause;
-  };
-  Departure departure_of(const LinkState& link) const;
-  std::vector<Departure> leavers_;      // peers that start nothing any more, but may have contributed to the next steps
-  std::optional<Departure> departure_;  // a peer or server has closed a connection: nothing can start any more
 
   bool shut_down_ = false;  // only the owner's thread uses it
 };

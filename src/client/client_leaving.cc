@@ -1,4 +1,4 @@
-// How a rank leaves its job, and what a client does when another rank or a server leaves.
+// How a rank leaves its job.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -16,54 +16,6 @@ constexpr auto kContributionLook = std::chrono::milliseconds(5);
 bool contributes(const Exchange& exchange) { return exchange.progress.running && exchange.push() != nullptr; }
 
 }  // namespace
-
-ClientImpl::Departure ClientImpl::departure_of(const LinkState& link) const {
-  return {{ErrorCode::peer_lost, connections_.describe(link) + " has shut down, " + connections_.here() +
-                                     " goes on; give every rank the same number of steps, or use join()"},
-          FailureCause::of(FailureSource::left, link)};
-}
-
-/// The other end starts nothing any more. What a peer has contributed to has come before its goodbye. A server tells
-/// its workers itself what lacks the contribution of a rank that leaves.
-void ClientImpl::said_goodbye(LinkState& link) {
-  loop_->check_thread();
-  link.left = true;
-  if (link.kind != LinkKind::peer || !link.known() || !connections_.is_last(link)) return;
-  leavers_.push_back(departure_of(link));
-  for (const auto& [id, unit] : units_by_id_) check_parts_of_leavers(*unit);
-}
-
-/// Fails if the unit's exchange needs what a peer that leaves will not send.
-void ClientImpl::check_parts_of_leavers(const UnitState& unit) {
-  for (const Departure& leaver : leavers_)
-    if (unit.syncer.lacks_part(leaver.cause.index)) return fail(leaver.status, leaver.cause);
-}
-
-/// Whether an exchange waits for something that cannot come any more because this link has closed. A server's results
-/// come over the connection of their pushes, some of which may still be made. A peer's factors may come over any of its
-/// connections.
-bool ClientImpl::needs(const LinkState& link) const {
-  const bool last = connections_.is_last(link);
-  const Links& links = connections_.links();
-  for (const auto& [id, unit] : units_by_id_) {
-    const Exchange& exchange = unit->syncer.exchange();
-    const Progress& progress = exchange.progress;
-    if (!progress.running || progress.received) continue;
-    if (link.kind == LinkKind::peer) {
-      if (last && unit->syncer.lacks(link.index)) return true;
-      continue;
-    }
-    if (!progress.answers) continue;
-    for (const Chunk& chunk : exchange.unit().chunks) {
-      const bool comes_here = static_cast<std::size_t>(chunk.server) == link.index &&
-                              exchange.protocol->exchanges_with_server(exchange, links, chunk) &&
-                              links.lane_of(chunk, exchange.priority.priority_class) == link.lane;
-      const bool is_here = progress.answers->chunks[chunk.index] == ChunkArrival::received;
-      if (comes_here && (progress.contributing || !is_here)) return true;
-    }
-  }
-  return false;
-}
 
 void ClientImpl::stop_in_order() {
   loop_->check_thread();

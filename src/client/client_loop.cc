@@ -23,7 +23,7 @@ bool only_shows_life(const wire::Header& header) {
 void ClientImpl::connect_servers(const Plan& plan) {
   loop_->check_thread();
   if (closing_ || leaving_) return;
-  if (departure_) return fail(departure_->status, departure_->cause);  // the one that has left may be among them
+  if (departures_.closed() != nullptr) return fail_if(departures_.closed());  // the one that has left may be among them
   connections_.connect_servers(plan);
   if (!connections_.all_greeted()) steps_.set_unlinked();
 }
@@ -36,19 +36,15 @@ void ClientImpl::add_units(const std::shared_ptr<const Plan>& plan, bool transie
     // A transient unit, such as a barrier, is small and somebody waits for it. So it overtakes gradients.
     if (transient) connections_.priorities().set(id, kFirst);
   }
-  if (!closing_ && !leaving_ && !departure_) announcer_.announce(*plan, connections_.links());
+  if (!closing_ && !leaving_ && departures_.closed() == nullptr) announcer_.announce(*plan, connections_.links());
 }
 
 void ClientImpl::begin(UnitState& unit, Operation&& operation) {
   loop_->check_thread();
   if (closing_) return steps_.release(unit);  // the client has failed or shut down since the start was accepted
   if (leaving_) return;                       // it ends when the client does
-  // A tensor without elements has no chunks and needs no other process, so others may have left before it.
-  // Values can be had from the server of a process whose worker has left.
-  const bool asks = std::holds_alternative<Pull>(operation);
-  const bool server_left = departure_ && departure_->cause.party == FlightEvent::Party::server;
-  if (departure_ && (server_left || !asks) && !unit.syncer.unit().chunks.empty()) {
-    fail(departure_->status, departure_->cause);
+  if (const Departure* const why = departures_.prevents(unit, operation)) {
+    fail_if(why);
     return steps_.release(unit);
   }
   if (needs_peers(unit, operation)) {
@@ -67,7 +63,7 @@ void ClientImpl::run(UnitState& unit, Operation&& operation) {
       },
       [&unit] { return "layer '" + unit.syncer.unit().name + "' of " + bytes_text(unit.syncer.unit().size_bytes); });
   if (!status.ok()) return fail(status.with_context(connections_.here()), {});
-  check_parts_of_leavers(unit);
+  fail_if(departures_.ends(unit));
 }
 
 /// Whether the exchange has to wait until all peers are connected. In large jobs that happens when one first needs
@@ -108,7 +104,7 @@ Result<std::span<std::byte>> ClientImpl::accept(Flow& flow, const wire::Header& 
     link.in_payload = true;
     link.receiving = header;
     link.received_bytes = 0;
-    note_payload(link, true);
+    downlink_priority_.note_payload(link, true);
   }
   auto place = guard_memory([&] { return place_for(link, header, lent); },
                             [&header] { return "a payload of " + bytes_text(header.payload_bytes); });
@@ -145,7 +141,7 @@ void ClientImpl::on_progress(Flow& flow, const wire::Header&, std::size_t receiv
   loop_->check_thread();
   LinkState& link = flow.context<LinkState>();
   connections_.heard(link);
-  note_part(link, received_bytes - std::exchange(link.received_bytes, received_bytes));
+  downlink_priority_.note_part(link, received_bytes - std::exchange(link.received_bytes, received_bytes));
 }
 
 Status ClientImpl::reject(const LinkState& link, const Status& status) {
@@ -160,8 +156,8 @@ Status ClientImpl::on_message(Flow& flow, const wire::Header& header, std::span<
   LinkState& link = flow.context<LinkState>();
   note_arrival(link, header);
   if (std::exchange(link.in_payload, false)) {
-    note_part(link, header.payload_bytes - link.received_bytes);
-    note_payload(link, false);
+    downlink_priority_.note_part(link, header.payload_bytes - link.received_bytes);
+    downlink_priority_.note_payload(link, false);
   }
   if (!only_shows_life(header))
     connections_.note(FlightEvent::Kind::message, link, wire::kind_name(header.kind), &header);
@@ -216,15 +212,10 @@ void ClientImpl::on_closed(Flow& flow, const Status& status) {
   loop_->check_thread();
   const auto node = connections_.remove(flow);
   const LinkState& link = node.mapped();
-  if (link.in_payload) note_payload(link, false);
+  if (link.in_payload) downlink_priority_.note_payload(link, false);
   if (closing_) return steps_.set_closed(connections_.empty());
   if (!link.known()) return;  // the process at the other end has not identified itself
-  if (link.left) {
-    if (!departure_ || link.kind == LinkKind::server) departure_ = departure_of(link);
-    // Whoever leaves has not started what still waits for peers here.
-    if (needs(link) || !waiting_for_peers_.empty()) fail(departure_->status, departure_->cause);
-    return;
-  }
+  if (link.left) return fail_if(departures_.closed(link, !waiting_for_peers_.empty()));
   if (status.code() == ErrorCode::peer_lost && connections_.redial(link)) return;
   if (status.code() != ErrorCode::peer_lost)
     return fail(status.with_context(connections_.here() + " ends the connection to " + connections_.describe(link)),
@@ -239,9 +230,13 @@ void ClientImpl::fail_silent(std::chrono::milliseconds patience) {
   loop_->check_thread();
   fail({ErrorCode::timeout, connections_.here() + " heard nothing for " + std::to_string(patience.count()) +
                                 " ms while " + report_.describe_waiting() + connections_.last_heard() +
-                                standstill_.others(now_ns()) +
+                                heartbeats_.waits_of_others() +
                                 "; see whether the others still run, or raise POSEIDON_TIMEOUT"},
        {FailureSource::silent});
+}
+
+void ClientImpl::fail_if(const Departure* departure) {
+  if (departure != nullptr) fail(departure->status, departure->cause);
 }
 
 void ClientImpl::fail(const Status& status, const FailureCause& cause) {
@@ -268,6 +263,8 @@ void ClientImpl::stop(const Status& status, const wire::Header& last_message,
   loop_->check_thread();
   if (closing_) return;
   closing_ = true;
+  heartbeats_.end();
+  downlink_priority_.end();
   steps_.end(status);
   // The connections close first, so that nothing is received into memory that is about to be given back.
   connections_.close(last_message, text);

@@ -5,7 +5,7 @@ namespace poseidon {
 
 Status ClientImpl::Handlers::goodbye(ClientImpl& client, LinkState& link, const wire::Header& /*header*/,
                                      std::span<const std::byte> /*payload*/) {
-  client.said_goodbye(link);
+  client.fail_if(client.departures_.said_goodbye(link));
   return {};
 }
 

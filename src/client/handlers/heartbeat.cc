@@ -8,7 +8,7 @@ Status ClientImpl::Handlers::heartbeat(ClientImpl& client, LinkState& link, cons
                                        std::span<const std::byte> /*payload*/) {
   const std::uint32_t level = wire::Heartbeat::read(header).level;
   if (link.kind == LinkKind::peer) {
-    client.standstill_.heard(link.index, level, now_ns());
+    client.heartbeats_.heard(link.index, level);
   } else {
     link.asked_ns = 0;
     link.idle = level == 0;

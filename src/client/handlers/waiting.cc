@@ -6,7 +6,7 @@ namespace poseidon {
 
 Status ClientImpl::Handlers::waiting(ClientImpl& client, LinkState& link, const wire::Header& /*header*/,
                                      std::span<const std::byte> payload) {
-  client.standstill_.note(link.index, wire::Waiting::read(payload).text);
+  client.heartbeats_.note_wait(link.index, wire::Waiting::read(payload).text);
   return {};
 }
 
