@@ -57,7 +57,6 @@ class ServerCore::Connection final : public Requester {
   /// connection does not read.
   void join(Job& its_job);
 
-  const Clock::time_point since = Clock::now();
   Job* job = nullptr;  // null until its hello
   std::uint32_t rank = 0;
   std::optional<wire::Hello::Host> host;  // the machine for which the worker may speak, too (Job::by_host)
@@ -72,8 +71,6 @@ class ServerCore::Connection final : public Requester {
   Status refusal;                       // the refusal of the contribution that is being received
   std::optional<wire::Header> waiting;  // of the message that may not come yet
   bool in_shard = false;                // the contribution that is being received goes to this core's shard
-  Flow::Delivery delivery;              // at the last look at the port
-  std::uint64_t rate = 0;               // the worker's share of the port in bytes a second; 0: no limit
 
  private:
   /// Counts messages that have been sent but have not left yet. A message may end after its connection has been

@@ -40,7 +40,12 @@ std::string text_of_message(const wire::Header& header) {
 }  // namespace
 
 ServerCore::ServerCore(const Options& options, std::shared_ptr<Loop> loop, Surroundings surroundings)
-    : options_(options), surroundings_(std::move(surroundings)), loop_(std::move(loop)) {
+    : options_(options),
+      surroundings_(std::move(surroundings)),
+      loop_(std::move(loop)),
+      pending_(*loop_, std::max(limits::kPendingConnections, expected_connections(options_)),
+               std::min<std::chrono::milliseconds>(limits::kHelloPatience, options_.timeout)),
+      port_watch_(*loop_) {
   loop_->post([this] { check_overdue(); });
 }
 
@@ -129,26 +134,8 @@ void ServerCore::connected(std::shared_ptr<Flow> flow) {
   accepted.set_context(connection.get());
   accepted.set_receiver(this);
   if (stopping_) return accepted.close(kLinger);
-  pending_.emplace(connection->id(), connection.get());
-  if (pending_.size() > std::max(limits::kPendingConnections, expected_connections(options_))) dismiss_oldest_pending();
-  watch_pending();
-}
-
-void ServerCore::dismiss_oldest_pending() {
-  pending_.begin()->second->flow().close(std::chrono::milliseconds(0));
-  pending_.erase(pending_.begin());
-}
-
-/// Sees to it that a connection that does not say hello does not keep its descriptor.
-void ServerCore::watch_pending() {
-  if (pending_.empty() || std::exchange(pending_watched_, true)) return;
-  const auto patience = std::min<std::chrono::milliseconds>(limits::kHelloPatience, options_.timeout);
-  loop_->call_at(pending_.begin()->second->since + patience, [this, patience] {
-    pending_watched_ = false;
-    const auto latest = Clock::now() - patience;
-    while (!pending_.empty() && pending_.begin()->second->since <= latest) dismiss_oldest_pending();
-    watch_pending();
-  });
+  port_watch_.add(connection->id(), accepted);
+  pending_.add(connection->id(), accepted);
 }
 
 /// Whether the message is from the machine on which the sender runs.
@@ -290,7 +277,7 @@ Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const 
     note(FlightEvent::Kind::message, connection, wire::kind_name(header.kind), &header);
   if (connection.job != nullptr) connection.job->charge_received(header);
   if (is_contribution(header)) {
-    watch_port();
+    if (!embedded()) port_watch_.watch();  // embedded servers have as many ports as there are workers
     if (Status status = contribute(connection, header, payload, std::move(release)); !status.ok())
       connection.refuse(header, connection.job->by_host(header) ? status.with_context(kOfMachines) : status);
     else if (!connection.job->departed.empty() && !connection.job->by_host(header))
@@ -370,7 +357,8 @@ void ServerCore::on_closed(Flow& flow, const Status& status) {
   if (connection.job != nullptr && !connection.left) tell_lost(connection, status);
   closed_bytes_sent_ += flow.bytes_sent();
   closed_bytes_received_ += flow.bytes_received();
-  pending_.erase(connection.id());
+  pending_.remove(connection.id());
+  port_watch_.remove(connection.id());
   if (Job* job = connection.job) {
     job->shard.drop(connection);
     if (job->shard_of_hosts) job->shard_of_hosts->drop(connection);

@@ -16,7 +16,8 @@
 #include "server/core/chunk_handover.h"
 #include "server/core/core_job_report.h"
 #include "server/core/job_failure.h"
-#include "server/core/port_share.h"
+#include "server/core/pending_connections.h"
+#include "server/core/port_watch.h"
 #include "server/core/shard.h"
 #include "server/core/tenants.h"
 #include "transport/transport.h"
@@ -105,8 +106,6 @@ class ServerCore final : public HandoverCore, private Receiver {
               std::function<void()> release);
   std::uint64_t bytes_delivered();
   void connected(std::shared_ptr<Flow> flow);
-  void watch_pending();
-  void dismiss_oldest_pending();
   static bool speaks_for_host(const Connection& connection, const wire::Header& header);
   static Status check_place(Connection& connection, const wire::Header& header);
   Status objection(const JobName& name, const wire::Hello& hello) const;
@@ -131,11 +130,6 @@ class ServerCore final : public HandoverCore, private Receiver {
 
   // Defined in server_jobs.cc:
   static CoreJobReport report_of(const Job& job);
-
-  // Defined in server_port.cc:
-  void watch_port();
-  bool look_at_port(std::chrono::nanoseconds length);
-  static void share_port(Connection& connection, std::uint64_t bytes_per_second);
 
   // Defined in server_report.cc:
   static void heard(Connection& connection, const wire::Header& header);
@@ -169,11 +163,8 @@ class ServerCore final : public HandoverCore, private Receiver {
   std::map<JobName, std::unique_ptr<Job>> jobs_;
   std::vector<std::unique_ptr<Job>> replaced_jobs_;  // jobs of earlier generations, whose connections are being closed
   std::map<const Flow*, std::unique_ptr<Connection>> connections_;
-  // Connections that have not said hello, by id, so that the oldest comes first.
-  std::map<std::uint64_t, Connection*> pending_;
-  bool pending_watched_ = false;
-  PortShare port_share_;
-  bool port_watched_ = false;
+  PendingConnections pending_;
+  PortWatch port_watch_;
   bool resumption_planned_ = false;
   bool sharing_ = false;  // the current turn is counted, because there are several jobs
   std::uint64_t next_connection_id_ = 1;

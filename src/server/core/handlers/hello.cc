@@ -11,7 +11,7 @@ Status ServerCore::Handlers::hello(ServerCore& core, Connection& from, const wir
                                    std::span<const std::byte> payload) {
   const wire::Hello hello = wire::Hello::read(header, payload);
   const JobName name{from.flow().key_id(), hello.job};
-  core.pending_.erase(from.id());
+  core.pending_.remove(from.id());
   Status why = from.job != nullptr ? Status(ErrorCode::refused, "a second hello") : core.objection(name, hello);
   const auto job = why.ok() ? core.job_of(name, hello) : Result<Job*>(std::move(why));
   if (!job.ok()) {
@@ -22,6 +22,7 @@ Status ServerCore::Handlers::hello(ServerCore& core, Connection& from, const wir
   from.rank = hello.rank;
   from.host = hello.host;
   from.join(*job.value());
+  core.port_watch_.joined(from.id());
   job.value()->departed.erase(hello.rank);
   from.flow_index = hello.flow;
   from.priority_class = hello.priority_class;
