@@ -1,4 +1,7 @@
-"""One parameter's exchange: what it sends, where it receives the result, and how that becomes the gradient."""
+"""One parameter's exchange: what it sends, where it receives the result, and how that becomes the gradient.
+
+`start_exchange` asks once in which form the gradient travels. Each form is a class, which knows what comes back.
+"""
 
 from __future__ import annotations
 
@@ -33,14 +36,15 @@ class PendingUpdates(Protocol):
 
 @dataclass(eq=False)
 class PendingExchange:
-    """One parameter's exchange under way. `in_place`: `buffer` is the memory of `.grad`, or of the parameter."""
+    """One parameter's exchange under way, whose result comes whole: in `buffer`, in the layout of the form.
+
+    `in_place`: `buffer` is the memory of `.grad`, or of a parameter on servers.
+    """
 
     entry: SyncedParameter
     buffer: torch.Tensor
-    grad: torch.Tensor | None = None  # what `.grad` was at the start; of an update on servers None
+    grad: torch.Tensor | None = None  # what `.grad` was at the start
     in_place: bool = False
-    by_rows: bool = False  # the result comes as rows, and not in `buffer`
-    rows: tuple[torch.Tensor | None, torch.Tensor] | None = None  # these: `Transfer.result_rows`
     absent: bool = False  # this rank contributes nothing
     value: torch.Tensor | None = None  # what came of it: the gradient, or the parameter; None: no rank contributed
     over: bool = False  # `value` is what came of it
@@ -53,7 +57,6 @@ class PendingExchange:
     step: PendingUpdates | None = None  # the update to make of it
     attempt: int = -1  # of `Recovery`, in which backward ran; -1: there is none
     hold: Hold | None = None  # of the gradient at the start, if there was one
-    sent: torch.Tensor | None = None  # that gradient, of an update on servers
 
     @property
     def kept(self) -> bool:
@@ -61,14 +64,13 @@ class PendingExchange:
         return not self.dropped if self.stand_in is None else raw_grad(self.entry.param) is self.stand_in
 
     @property
-    def covered(self) -> torch.Tensor | None:
-        """The gradient at the start."""
-        return self.sent if self.grad is None else self.grad
+    def overwritten(self) -> torch.Tensor | None:
+        """What the exchange writes to, of which autograd has to be told when it is over."""
+        return self.grad if self.in_place else None
 
     def gradient(self) -> torch.Tensor:
         """With the exchange over: the gradient. It is nobody's where this rank's came too late and no other had one."""
-        found = self.value if self.sent is None else self.sent
-        return self.entry.form.zeros(self.entry.param) if found is None else found
+        return self.entry.form.zeros(self.entry.param) if self.value is None else self.value
 
     def stand_aside(self, stand_in: PendingGradient) -> None:
         """`.grad` is `stand_in` until the exchange is over."""
@@ -77,7 +79,7 @@ class PendingExchange:
     def uncover(self) -> None:
         """Puts the gradient back in place of what stands in for it, if that is still there."""
         if self.stand_in is not None and raw_grad(self.entry.param) is self.stand_in:
-            self.entry.param.grad = self.covered
+            self.entry.param.grad = self.grad
         self.stand_in = None
 
     def may_outlive_backward(self) -> bool:
@@ -88,7 +90,7 @@ class PendingExchange:
         if self.entry.updater is None:
             return False
         if self.stand_in is not None:
-            return self.hold is None or self.hold.lost_others(self.covered)
+            return self.hold is None or self.hold.lost_others(self.grad)
         return self.hold is None or self.hold.is_sole(self)
 
     def zero_later(self) -> bool:
@@ -99,63 +101,87 @@ class PendingExchange:
 
     def check_untouched(self) -> None:
         """PoseidonError if the gradient was written to while it was exchanged."""
-        grad = self.grad if self.in_place else self.sent
-        written = self.hold is not None and grad is not None and not self.hold.is_untouched(grad)
-        if self.sampled is not None and self.covered is not None:
-            written = written or not torch.equal(sample(self.covered), self.sampled)
-        if written:
+        grad, hold = self.grad, self.hold
+        if grad is None:
+            return
+        written = hold is not None and self._lies_in_grad() and not hold.is_untouched(grad)
+        if written or (self.sampled is not None and not torch.equal(sample(grad), self.sampled)):
             raise changed_meanwhile(self.entry)
 
     def check_kept(self) -> None:
         """With backward just over: PoseidonError if `.grad` was replaced since the exchange has begun."""
-        left = self.covered if self.stand_in is None else self.stand_in
+        left = self.grad if self.stand_in is None else self.stand_in
         if raw_grad(self.entry.param) is not left and not self.entry.shared:
             raise changed_meanwhile(self.entry, "replaced")
 
-    def arrive(self, stats: _core.LayerStats, transfer: Transfer) -> None:
-        """The exchange is over, as `stats` say: puts what came of it where it belongs."""
-        # Not `absent`: what this rank has contributed may have come too late to be in.
-        if self.attempt >= 0 and self.entry.counted:
-            self.entry.note_factor_sum(self.attempt, stats.factor_count)
-        if self.by_rows and stats.present:
-            self.rows = transfer.result_rows(self.entry.layer, self.buffer)
-        if self.entry.on_servers:
-            self.land_update(stats.present)
-        else:
-            self.land(stats.present)
+    def _lies_in_grad(self) -> bool:
+        """Whether what is sent may lie in the gradient's memory, so that nothing else may write there."""
+        return self.in_place
 
-    def land(self, present: bool) -> None:
-        """The exchange is over: makes `value`, which becomes `.grad`. Not `present`: no rank contributed."""
-        entry, kept = self.entry, self.kept
-        value = None
-        with torch.no_grad():
-            if present:
-                value = self.grad if self.in_place else self._read()
+    def arrive(self, stats: _core.LayerStats, transfer: Transfer) -> None:
+        """The exchange is over, as `stats` say: puts what came of it where it belongs.
+
+        If no rank contributed that is nothing. It is known now, not before: what this rank has sent may be late.
+        """
+        entry, present = self.entry, stats.present
+        if self.attempt >= 0 and entry.counted:
+            entry.note_factor_sum(self.attempt, stats.factor_count)
         if entry.was_absent or not present:
             entry.note_absence(present)
+        with torch.no_grad():
+            value = self.read(transfer) if present else None
+        self.land(value)
+
+    def read(self, transfer: Transfer) -> torch.Tensor:
+        """The gradient that has come."""
+        return self.grad if self.in_place and self.grad is not None else self.entry.form.read(self.buffer, self.grad)
+
+    def land(self, value: torch.Tensor | None) -> None:
+        """Makes `value` the gradient."""
+        kept = self.kept
         self.value, self.stand_in, self.over = value, None, True  # what stands in refers to this object
         if kept:
-            entry.param.grad = value
-            if entry.updater is not None and value is not None:
-                entry.note_exchanged(value)
+            self.entry.param.grad = value
+            if self.entry.updater is not None and value is not None:
+                self.entry.note_exchanged(value)
 
-    def _read(self) -> torch.Tensor:
+
+@dataclass(eq=False)
+class RowsExchange(PendingExchange):
+    """One whose result comes as rows. `buffer` is like them."""
+
+    def read(self, transfer: Transfer) -> torch.Tensor:
         form = self.entry.form
-        if self.rows is None or not isinstance(form, RowsForm):
-            return form.read(self.buffer, self.grad)
-        indices, values = self.rows
-        return form.read(values, self.grad) if indices is None else form.from_rows(indices, values, self.grad)
+        indices, values = transfer.result_rows(self.entry.layer, self.buffer)
+        if indices is None or not isinstance(form, RowsForm):
+            return form.read(values, self.grad)
+        return form.from_rows(indices, values, self.grad)
 
-    def land_update(self, present: bool) -> None:
-        """The same for a parameter that the servers update."""
+
+@dataclass(eq=False)
+class UpdateExchange(PendingExchange):
+    """One whose result is the parameter, which servers update. The gradient stays as it was."""
+
+    @property
+    def overwritten(self) -> torch.Tensor | None:
+        return None  # autograd has been told before
+
+    def gradient(self) -> torch.Tensor:
+        return self.entry.form.zeros(self.entry.param) if self.grad is None else self.grad
+
+    def _lies_in_grad(self) -> bool:
+        return not self.in_place
+
+    def arrive(self, stats: _core.LayerStats, transfer: Transfer) -> None:
+        unwatch(self.entry.param)  # whoever reads it now is to see the update
+        super().arrive(stats, transfer)
+
+    def read(self, transfer: Transfer) -> torch.Tensor:
         param = self.entry.param
-        unwatch(param)  # whoever reads it now is to see the update
-        if self.entry.was_absent or not present:
-            self.entry.note_absence(present)
-        if present and not self.in_place:
-            with torch.no_grad():
-                param.copy_(self.buffer)
-        self.value, self.over = param if present else None, True
+        return param if self.in_place else param.copy_(self.buffer)
+
+    def land(self, value: torch.Tensor | None) -> None:
+        self.value, self.over = value, True
 
 
 def start_exchange(
@@ -197,7 +223,7 @@ def _start(
         return start_absent(transfer, entry, divisor, counts)
     if grad is not None and (rows := _rows_to_send(entry, grad)) is not None:
         transfer.rows(entry.layer, rows, divisor)
-        return PendingExchange(entry, rows[1], grad, by_rows=True)
+        return RowsExchange(entry, rows[1], grad)
     pending = _in_place(entry, grad) if in_place else None
     if factors and entry.may_send(factors.lefts[0].dtype) and (grad is None or not grad.any()):
         pending = pending or PendingExchange(entry, entry.new_buffer(), grad)
@@ -213,7 +239,7 @@ def start_absent(transfer: Transfer, entry: SyncedParameter, divisor: int, count
     if entry.sends_rows:
         transfer.rows(entry.layer, None, divisor, counts)
         buffer = torch.empty((0, entry.shape[1]), dtype=entry.layout.dtype, device=entry.param.device)
-        return PendingExchange(entry, buffer, by_rows=True, absent=True)
+        return RowsExchange(entry, buffer, absent=True)
     pending = PendingExchange(entry, entry.new_buffer(), absent=True)
     transfer.absent(entry.layer, pending.buffer, divisor, entry.next_scheme, counts)
     return pending
@@ -256,9 +282,8 @@ def _start_update(
 ) -> PendingExchange:
     param = entry.param.detach()
     in_place = exchangeable(param, entry.layout) and not (entry.rereads is not None and entry.rereads.apart)
-    pending = PendingExchange(
-        entry, param if in_place else entry.new_buffer(), None, in_place, absent=grad is None, sent=grad
-    )
+    buffer = param if in_place else entry.new_buffer()
+    pending = UpdateExchange(entry, buffer, grad, in_place, absent=grad is None)
     if entry.rereads is not None:
         entry.rereads.watch(entry)
     # Before the memory changes: what still needs the parameter as it was must fail, not compute with another.

@@ -431,7 +431,7 @@ class Synchronizer(InFlight):
         if run is not None:
             run.waited_ns += time.monotonic_ns() - since_ns
         # Autograd has to know that these have changed; one call for all, since each is slow.
-        increment_version([pending.grad for pending in exchanges if pending.in_place and pending.grad is not None])
+        increment_version([pending.overwritten for pending in exchanges if pending.overwritten is not None])
         for pending in exchanges:
             pending.arrive(self._client.layer_stats(pending.entry.layer), self._transfer)
 
