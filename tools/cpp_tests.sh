@@ -32,7 +32,7 @@ else
   # Memory that the machine does not have is refused there, too, not reported.
   export ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=allocator_may_return_null=1
   options+=(-DPOSEIDON_PYTHON=OFF -DPOSEIDON_UCX=OFF -DCMAKE_BUILD_TYPE=RelWithDebInfo -DPOSEIDON_SANITIZE="$sanitize")
-  [ -z "${ROOMS:-}" ] || options+=(-DPOSEIDON_TEST_ROOMS="$ROOMS" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1")
+  [ -z "${ROOMS:-}" ] || options+=(-DPOSEIDON_TEST_ROOMS="$ROOMS" -DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1)
 fi
 cmake -S . -B "$build" -G Ninja "${options[@]}" >/dev/null
 cmake --build "$build" --target poseidon_tests
