@@ -27,7 +27,7 @@ shards=4
 if [ -z "$sanitize" ]; then
   build=$(ls -td build/cp3*/ | head -n 1)
 else
-  shards=1
+  shards=$([ -n "${ROOMS:-}" ] && echo 2 || echo 1)
   # UCX is not built for sanitizers: they would report its own threads and memory.
   # Memory that the machine does not have is refused there, too, not reported.
   export ASAN_OPTIONS=allocator_may_return_null=1 TSAN_OPTIONS=allocator_may_return_null=1
