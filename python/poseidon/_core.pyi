@@ -905,3 +905,17 @@ class DropRule:
         """
         When the next step ends; arrivals by rank. Until waits_until_ns it ends for all ranks only.
         """
+
+def properties() -> dict:
+    """Name of each property of poseidon/features.def to its sentence."""
+
+def feature_rows() -> list:
+    """The features of poseidon/features.def, in their order, as dicts."""
+
+def features_of(options: Options) -> list:
+    """The names of the features that these options give."""
+
+def refusal(needing: str, needs: str, needing_remedy: str, breaking: str, breaks: str, breaking_remedy: str) -> str:
+    """
+    Says that two features exclude each other: what users write for each, why it needs or breaks a property, and how to do without it.
+    """

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from poseidon._core import Client, Layer, UpdateRule
+from poseidon.adapter.features import Features
 from poseidon.adapter.store import shared_store
 from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
@@ -49,8 +50,7 @@ def connect(**options: Any) -> Exchange:
     """
     settings = resolve(**options)
     refuse_without_srun(settings.sources, os.environ)
-    if settings.error_feedback == "on":
-        raise InvalidArgument("an exchange of arrays keeps nothing that `wire` rounds off: leave error_feedback out")
+    Features.of(settings, "exchange")
     client = Client.connect(settings.core(), None if settings.world_size == 1 else shared_store(settings))
     settle_chunk_bytes(client, settings)
     tell_notices(client)

@@ -2,8 +2,8 @@
 
 The worker that fails first need not end first. While it still prints its error, the others may learn of the failure
 and end with their own errors. So each worker writes to a file that the launcher has named: when its failure began,
-and whether the cause was the failure of another worker, the network, or an operator who has evicted the job. Its text
-follows, so that the launcher's last line is the cause.
+and whether the cause was the failure of another worker, the network, the program's own misuse of the library, or an
+operator who has evicted the job. Its text follows, so that the launcher's last line is the cause.
 
 Two more files say that the worker is a member of its job, and that it has left the job in order: with that the run has
 ended, and a worker that fails later needs no replacement.
@@ -15,10 +15,10 @@ import contextlib
 import time
 from pathlib import Path
 
-from poseidon.errors import Aborted, Evicted, PeerLost, PoseidonTimeout, Unreachable
+from poseidon.errors import Aborted, Evicted, InvalidArgument, PeerLost, PoseidonTimeout, Unreachable
 from poseidon.options import failure_mark
 
-_OWN, _OF_ANOTHER, _EVICTED, _NETWORK = "own", "of another", "evicted", "network"
+_OWN, _OF_ANOTHER, _EVICTED, _NETWORK, _MISUSE = "own", "of another", "evicted", "network", "misuse"
 _MEMBER, _ENDED = ".member", ".ended"  # appended to the name of the file for failures
 _MOST_TEXT = 2000
 
@@ -42,6 +42,8 @@ def _kind_of(error: BaseException) -> str:
         return _EVICTED
     if is_of_another(error):
         return _OF_ANOTHER
+    if isinstance(error, InvalidArgument):
+        return _MISUSE
     return _NETWORK if _stems_from(error, PoseidonTimeout, Unreachable) else _OWN
 
 
@@ -85,6 +87,11 @@ def text_of(path: Path) -> str:
 def tells_of_eviction(path: Path) -> bool:
     """Whether the worker has failed because an operator has evicted its job."""
     return _read(path)[0].endswith(f" {_EVICTED}")
+
+
+def tells_of_misuse(path: Path) -> bool:
+    """Whether the worker has failed because its program asks for what cannot be: it would do so again."""
+    return _read(path)[0].endswith(f" {_MISUSE}")
 
 
 def tells_of_network(path: Path) -> bool:

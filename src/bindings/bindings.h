@@ -25,6 +25,7 @@ void bind_machine(nb::module_& module);
 void bind_measure(nb::module_& module);
 void bind_digest(nb::module_& module);
 void bind_drop_rule(nb::module_& module);
+void bind_features(nb::module_& module);
 
 /// Returns an instance of the PoseidonError subclass for a failed status, and None for ok. Needs the GIL.
 nb::object to_exception(const Status& status);

@@ -47,4 +47,5 @@ NB_MODULE(_core, module) {
   poseidon::bindings::bind_measure(module);
   poseidon::bindings::bind_digest(module);
   poseidon::bindings::bind_drop_rule(module);
+  poseidon::bindings::bind_features(module);
 }

@@ -24,10 +24,6 @@ Result<Pace> pace_of(const Options& options) {
   pace.stragglers = options.stragglers;
   pace.consistency = options.consistency;
   const bool drops = pace.stragglers == Stragglers::drop;
-  if (drops && pace.consistency != Consistency::bsp)
-    return invalid(
-        "stragglers=drop needs steps of all ranks, and with consistency=ssp or async there are none; choose one "
-        "of the two");
   if (drops) {
     if (options.straggler_steps < 1 || options.straggler_steps > static_cast<int>(kMostStragglerSteps))
       return invalid("straggler_steps is " + std::to_string(options.straggler_steps) + ": it must be from 1 to " +
@@ -43,11 +39,6 @@ Result<Pace> pace_of(const Options& options) {
     pace.bound = static_cast<std::uint32_t>(options.staleness);
   }
   return pace;
-}
-
-bool has_baselines(const Options& options) {
-  return options.aggregation == Aggregation::wide || options.reduce_order == ReduceOrder::arrival ||
-         options.assignment == Assignment::worker;
 }
 
 PaceNumbers numbers_of(const Pace& pace) {

@@ -21,12 +21,9 @@ struct Pace {
   bool operator==(const Pace&) const = default;
 };
 
-/// ErrorCode::invalid_argument: the numbers are out of range, or the two choices exclude each other. The text names the
-/// option.
+/// ErrorCode::invalid_argument: the numbers are out of range. The text names the option. Whether the two choices go
+/// together says `FeatureSet` (poseidon/features.h).
 Result<Pace> pace_of(const Options& options);
-
-/// Whether the options choose a baseline of aggregation, which cannot leave stragglers out.
-bool has_baselines(const Options& options);
 
 /// A pace as a hello gives it. It has no `Pace` if no options give these numbers.
 struct PaceNumbers {

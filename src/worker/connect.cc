@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "poseidon/features.h"
 #include "rendezvous/tcp_store.h"
 #include "wire/messages/hello.h"
 #include "wire/pace.h"
@@ -12,26 +13,6 @@ namespace poseidon {
 
 namespace {
 
-/// Checks which options can be combined with `stragglers` and `consistency`.
-Status check_pace(const Options& options) {
-  const auto pace = wire::pace_of(options);
-  if (!pace.ok()) return pace.status();
-  const bool drops = options.stragglers == Stragglers::drop;
-  const bool steps = options.consistency == Consistency::bsp;
-  const std::string what = drops ? "stragglers=drop" : "consistency=ssp or async";
-  if ((drops || !steps) && options.on_failure != OnFailure::abort)
-    return {ErrorCode::invalid_argument,
-            what + " needs on_failure=abort: ranks that are in different steps cannot repeat one together"};
-  if (drops && wire::has_baselines(options))
-    return {
-        ErrorCode::invalid_argument,
-        what + " cannot be combined with the baselines aggregation=wide, reduce_order=arrival and assignment=worker"};
-  if (!steps && !options.checkpoint_dir.empty())
-    return {ErrorCode::invalid_argument,
-            what + " cannot be combined with checkpoint_dir: a checkpoint is written after a step of all ranks"};
-  return {};
-}
-
 Status check(const Options& options) {
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
     return {ErrorCode::invalid_argument, "rank " + std::to_string(options.rank) + " of " +
@@ -40,7 +21,8 @@ Status check(const Options& options) {
   if (!wire::is_job_name(options.job))
     return {ErrorCode::invalid_argument, "the name of a job must be 1 to " + std::to_string(wire::kMaxJobNameBytes) +
                                              " bytes of UTF-8 without control characters"};
-  if (Status status = check_pace(options); !status.ok()) return status;
+  if (Status status = FeatureSet(options).check(); !status.ok()) return status;
+  if (const auto pace = wire::pace_of(options); !pace.ok()) return pace.status();
   const bool shrinks = options.on_failure == OnFailure::shrink;
   if (shrinks && (options.min_workers < 1 || options.min_workers > options.world_size))
     return {ErrorCode::invalid_argument, "min_workers is " + std::to_string(options.min_workers) +

@@ -12,6 +12,7 @@
 #include "base/wipe.h"
 #include "client/client_impl.h"
 #include "plan/hosts.h"
+#include "poseidon/features.h"
 #include "rendezvous/hosts.h"
 #include "rendezvous/members.h"
 #include "rendezvous/newcomers.h"
@@ -154,11 +155,12 @@ class JobJoin {
     return names;
   }
 
-  /// Late workers are left out one by one, and a worker that waits for nobody waits for no sum either. The baselines
-  /// are the papers', which do not know it.
+  /// Whether workers of a machine add up among themselves. They do so only where no other option excludes it.
   bool reduces_by_host() const {
-    return membership_ && options_.reduce_by_host && options_.stragglers == Stragglers::wait &&
-           options_.consistency == Consistency::bsp && !wire::has_baselines(options_);
+    if (!membership_ || !options_.reduce_by_host) return false;
+    FeatureSet features(options_);
+    features.add(Feature::sums_of_machines);
+    return features.check().ok();
   }
 
   /// Starts the embedded server, unless there are dedicated ones. Its cores take the interfaces in turn.
@@ -210,7 +212,17 @@ class JobJoin {
                                               "; use transport=auto");
   }
 
+  /// What the members together rule out. Every rank finds the same, before it connects to another.
+  Status check_members() const {
+    FeatureSet features(options_);
+    const auto& members = membership_->members;
+    for (const Member& member : members)
+      if (member.host_id != members.front().host_id) features.add(Feature::several_machines);
+    return features.check();
+  }
+
   Result<Endpoints> endpoints() const {
+    if (Status status = check_members(); !status.ok()) return status;
     Endpoints endpoints;
     endpoints.run = membership_->run;
     Endpoints::Transports networks;

@@ -12,13 +12,19 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-SIZE = 3  # ranks
+MOST = 3  # ranks
 EVERY = 2  # steps from one average of LocalSGD to the next
 CHANGES_AT = 2  # the step in which another optimizer takes over
 SMOOTHING = 0.5
 MAX_NORM = 0.3
 
 Settings = Mapping[str, Any]
+
+
+def size_of(settings: Settings) -> int:
+    """How many ranks the job has: 2, or more where a feature needs them."""
+    asks = ("init.stragglers", "own.aggregator", "part", "by_rank.machine", "by_rank.rack")
+    return MOST if any(name in settings for name in asks) else 2
 
 
 def step_count(settings: Settings) -> int:
@@ -288,7 +294,7 @@ class Averaged:
 
 def reference(settings: Settings, number: int, averages: bool) -> Alone | Averaged:
     """The training of model `number` in one process, to its end."""
-    ranks = [0, 2] if settings.get("part") else list(range(SIZE))
+    ranks = [0, 2] if settings.get("part") else list(range(size_of(settings)))
     made: Alone | Averaged = (Averaged if averages else Alone)(settings, number, ranks)
     for step in range(step_count(settings)):
         made.step(step)

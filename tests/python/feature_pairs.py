@@ -1,28 +1,25 @@
 #!/usr/bin/env python3
-"""Trains a small job with every pair of features (features.py), and says what becomes of each.
+"""Trains a small job with every pair of features (features.py), and says where it is not what the table foresees.
 
     python tests/python/feature_pairs.py                          # all pairs
     python tests/python/feature_pairs.py --sample 0.1 --seed 3    # some of them
+    python tests/python/feature_pairs.py --triples 300 --seed 3   # jobs of three features
     python tests/python/feature_pairs.py --only LocalSGD          # each feature with this one
     python tests/python/feature_pairs.py --only join tls          # this pair, in detail
-    python tests/python/feature_pairs.py --beside update=worker   # all pairs, with a third feature
 
-Nobody is killed: with on_failure=rejoin and shrink a job trains in attempts, and nothing fails. The outcomes:
+The table (python/poseidon/adapter/features.py) and the rules of layers say before a job whether it is refused, at which
+call and with which text (feature_prediction.py). All ranks have to say the same. Any other job has to train: to the
+same bits on all ranks, and as close to one process as its features promise. The outcomes:
 
-    right                as close to one process as the features promise, and the same bits on all ranks
+    right                trained, as foreseen
     right, unseen        the same, but a scheme or wire format of the pair was nowhere in effect
-    refused early        an error on all ranks that says what cannot be, before the first step
-    refused late         the same in a step, or in the end
+    refused              on all ranks, at the call and with the text that are foreseen
     no such argument     there is no way to ask for both
     refused by torch     one process cannot do it either
-    WRONG                no error, and the ranks differ, or the result is not the promised one
-    one rank             an error on some ranks that is not the others' error
-    hang                 no end within a limit, or an error that says that ranks waited
-    error                any other error on all ranks
-    crash                a process ended
 
-All pairs take 18 minutes on two cores: 0.1 to 0.6 s each, and 8 s where something hangs. The exit status is 1 if a pair
-is WRONG, hangs, crashes, or has an error on one rank only.
+All others are failures: WRONG, "not refused" where the table refuses, "refused otherwise" where it does not or says
+something else, "one rank" where the ranks differ, error, hang and crash. The exit status is 1 then. Nobody is killed:
+with on_failure=rejoin and shrink a job trains in attempts, and nothing fails.
 """
 
 from __future__ import annotations
@@ -47,16 +44,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import features
 import workers
-from feature_models import SIZE
+from feature_models import MOST, size_of
+from feature_prediction import Refusal, predicted
 from feature_training import Answer, init_options, train
 from poseidon import options
 from poseidon.launch import free_port
 from server_process import started_server
 
 LIMIT_S = 25.0  # of one job
-BAD = ("WRONG", "hang", "crash", "one rank")
-_EARLY = ("init", "torch's init", "wrap", "hook", "optimizer", "join", "Recovery")
-_REFUSALS = ("InvalidArgument", "PoseidonError", "Refused", "Unreachable")  # kinds of errors
+GOOD = ("right", "right, unseen", "refused", "no such argument", "refused by torch")
 _OTHERS_FAILED = ("Aborted", "PeerLost", "PoseidonTimeout")  # kinds of errors that tell of another rank
 _PASSING = re.compile(
     r" ?\((psd-[\w-]+|server)\)|; flight record.*|127\.0\.0\.1:\d+|\b[\d.]+ m?s\b"
@@ -81,7 +77,7 @@ class Pairs:
     def __init__(self) -> None:
         self._cache = tempfile.TemporaryDirectory(prefix="cache-")  # of chunk sizes
         self._team = workers.Team(
-            SIZE,
+            MOST,
             OMP_NUM_THREADS="1",
             GLOO_SOCKET_IFNAME="lo",
             CUDA_VISIBLE_DEVICES="",
@@ -92,14 +88,15 @@ class Pairs:
         """Trains the job of these features; `shows` prints what every rank says."""
         settings = features.combine(names)
         assert settings is not None
+        foreseen, size = predicted(settings), size_of(settings)
         with tempfile.TemporaryDirectory(prefix="pair-") as made:
             folder = Path(made)
             secret = folder / "secret"
             secret.touch(mode=0o600)
             secret.write_text("correct horse battery\n")
             with _servers(settings, folder) as address:
-                answers = self._team.ask(LIMIT_S, train, free_port(), folder, address, names)
-            moments = [_text_of(folder / f"moment-{rank}") for rank in range(SIZE)]
+                answers = self._team.ask(size, LIMIT_S, train, free_port(), folder, address, names)
+            moments = [_text_of(folder / f"moment-{rank}") for rank in range(size)]
         for answer in answers:
             if isinstance(answer, Answer):
                 text = answer.text.replace(str(folder), "FOLDER").replace(folder.name, "JOB")
@@ -111,7 +108,7 @@ class Pairs:
                 print(json.dumps(asdict(answer), indent=1) if isinstance(answer, Answer) else answer)
         if settings.get("part"):
             del answers[1], moments[1]
-        return _outcome(names, answers, moments)
+        return _outcome(names, answers, moments, foreseen)
 
 
 def _text_of(file: Path) -> str:
@@ -136,7 +133,7 @@ def _servers(settings: dict[str, Any], folder: Path) -> Iterator[str]:
         yield start["address"]
 
 
-def _outcome(names: Sequence[str], answers: Sequence[Any], moments: Sequence[str]) -> Outcome:
+def _outcome(names: Sequence[str], answers: Sequence[Any], moments: Sequence[str], foreseen: Refusal | None) -> Outcome:
     strange = [answer for answer in answers if isinstance(answer, workers.Failure)]
     if strange:
         kind = "crash" if any(answer.kind == "ChildProcessError" for answer in strange) else "error"
@@ -146,7 +143,7 @@ def _outcome(names: Sequence[str], answers: Sequence[Any], moments: Sequence[str
         return Outcome("hang", ", ".join(sorted(missing)), _errors_of(answers))
     failed = [answer for answer in answers if answer.kind]
     if not failed:
-        return _judged(names, answers)
+        return _judged(names, answers) if foreseen is None else Outcome("not refused", foreseen.at, foreseen.text)
     own = [one for one in failed if one.kind not in _OTHERS_FAILED and "wait for each other" not in one.text]
     if not own:
         return Outcome("hang", failed[0].at, _errors_of(answers))
@@ -157,8 +154,12 @@ def _outcome(names: Sequence[str], answers: Sequence[Any], moments: Sequence[str
         return Outcome("no such argument", first.at, first.text)
     if not first.is_own and answers[0].one_process:
         return Outcome("refused by torch", first.at, first.text)
-    if first.kind in _REFUSALS:
-        return Outcome("refused early" if first.at in _EARLY else "refused late", first.at, first.text)
+    said = {(answer.kind, answer.at, answer.text) for answer in answers}
+    if foreseen is not None and said == {("InvalidArgument", foreseen.at, foreseen.text)}:
+        return Outcome("refused", first.at, first.text)
+    if first.is_own:
+        text = "" if foreseen is None else f"; foreseen at {foreseen.at}: {foreseen.text}"
+        return Outcome("refused otherwise", first.at, first.text + text)
     return Outcome("error", first.at, f"{first.kind}: {first.text}")
 
 
@@ -196,7 +197,28 @@ def all_jobs() -> list[tuple[str, ...]]:
     return [job for job in jobs if features.combine(job) is not None]
 
 
+def some_triples(count: int, seed: int) -> list[tuple[str, ...]]:
+    """Jobs of three features that can be asked for."""
+    names, chosen = [feature.name for feature in features.FEATURES], random.Random(seed)
+    found: list[tuple[str, ...]] = []
+    while len(found) < count:
+        job = tuple(sorted(chosen.sample(names, 3), key=names.index))
+        if features.combine(job) is not None:
+            found.append(job)
+    return found
+
+
+def sample(part: float, seed: int) -> list[tuple[str, ...]]:
+    """A part of all jobs with one or two features, in an order of its own."""
+    jobs = all_jobs()
+    return random.Random(seed).sample(jobs, round(part * len(jobs)))
+
+
 def _chosen(given: argparse.Namespace) -> list[tuple[str, ...]]:
+    if given.triples:
+        return some_triples(given.triples, given.seed)
+    if not given.only and not given.alone:
+        return sample(given.sample, given.seed)
     jobs = all_jobs()
     if len(given.only) == 1:
         jobs = [job for job in jobs if given.only[0] in job]
@@ -204,17 +226,14 @@ def _chosen(given: argparse.Namespace) -> list[tuple[str, ...]]:
         jobs = [tuple(given.only)]
     if given.alone:
         jobs = [job for job in jobs if len(job) == 1]
-    if given.beside:
-        jobs = [(given.beside, *job) for job in jobs if given.beside not in job]
-        jobs = [job for job in jobs if features.combine(job) is not None]
-    return random.Random(given.seed).sample(jobs, round(given.sample * len(jobs)))
+    return jobs
 
 
 def _table(found: dict[str, str]) -> str:
     kinds = Counter(_kind_of(text) for text in found.values())
     lines = [f"{count:5} {kind}" for kind, count in kinds.most_common()]
     for kind in kinds:
-        if kind != "right":
+        if kind not in ("right", "refused"):
             lines += ["", f"{kind}:"]
             lines += [f"  {name}{text.removeprefix(kind)}" for name, text in found.items() if _kind_of(text) == kind]
     return "\n".join(lines)
@@ -229,35 +248,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=[], choices=features.BY_NAME, metavar="FEATURE")
     parser.add_argument("--alone", action="store_true", help="each feature without another one")
-    parser.add_argument("--beside", choices=features.BY_NAME, metavar="FEATURE", help="a feature that all jobs have")
+    parser.add_argument("--triples", type=int, default=0, metavar="COUNT", help="so many jobs of three features")
     parser.add_argument("--sample", type=float, default=1.0, help="the part of the jobs")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no job after so many")
-    parser.add_argument("--known", action="store_true", help="leave out jobs whose outcome the file has")
-    parser.add_argument("--json", type=Path, help="write the outcomes there, beside those that it has")
+    parser.add_argument("--json", type=Path, help="write the outcomes there")
     given = parser.parse_args()
     jobs, since, pairs = _chosen(given), time.monotonic(), Pairs()
-    before = json.loads(given.json.read_text()) if given.json and given.json.exists() else {}
-    if given.known:
-        jobs = [job for job in jobs if " + ".join(job) not in before]
     found: dict[str, str] = {}
     for number, job in enumerate(jobs, 1):
-        if time.monotonic() - since > given.seconds:
-            break
         began = time.monotonic()
         outcome = pairs.train(job, shows=len(given.only) > 1)
         found[" + ".join(job)] = str(outcome)
-        if outcome.kind not in ("right", "right, unseen"):
-            print(
-                f"{number} of {len(jobs)}, {time.monotonic() - began:.1f} s: {' + '.join(job)}: {outcome}", flush=True
-            )
-        if given.json and (number % 20 == 0 or number == len(jobs)):
-            given.json.write_text(json.dumps(before | found, indent=1) + "\n")
+        if outcome.kind not in GOOD:
+            took = time.monotonic() - began
+            print(f"{number} of {len(jobs)}, {took:.1f} s: {' + '.join(job)}: {outcome}", flush=True)
     if given.json:
-        given.json.write_text(json.dumps(dict(sorted((before | found).items())), indent=1) + "\n")
+        given.json.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
     print(_table(found))
     print(f"{len(found)} jobs, {time.monotonic() - since:.0f} s")
-    sys.exit(any(_kind_of(text) in BAD for text in found.values()))
+    sys.exit(any(_kind_of(text) not in GOOD for text in found.values()))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ import features
 import poseidon.torch as poseidon
 from feature_models import (
     EVERY,
-    SIZE,
     Settings,
     Training,
     compared,
@@ -33,8 +32,10 @@ from feature_models import (
     make_optimizer,
     reference,
     row_count,
+    size_of,
 )
 from feature_models import step_count as steps_of
+from features import with_prefix
 from poseidon.errors import PoseidonError
 from poseidon.torch.process.context import memberships
 from torch_cases import digest
@@ -106,7 +107,7 @@ def _note(answer: Answer, error: Exception, at: str) -> None:
 
 def _leave(settings: Settings, answer: Answer, moment: Moment, folder: Path) -> None:
     if answer.kind:
-        _wait_for(folder, "done", _PART if settings.get("part") else range(SIZE), _PATIENCE_S)
+        _wait_for(folder, "done", _PART if settings.get("part") else range(size_of(settings)), _PATIENCE_S)
         for here in memberships():
             with contextlib.suppress(PoseidonError):
                 here.abort(RuntimeError(answer.text))
@@ -132,7 +133,7 @@ def _wait_for(folder: Path, what: str, ranks: Sequence[int], seconds: float) -> 
 def _compare(settings: Settings, answer: Answer, mine: Sequence[Mine]) -> None:
     """With one process, also where it was an error."""
     try:
-        alone = [reference(settings, number, features.averages(settings)) for number in range(_models(settings))]
+        alone = [_reference(settings, number) for number in range(_models(settings))]
     except Exception as error:
         answer.one_process = f"{type(error).__name__}: {error}"
         return
@@ -152,6 +153,21 @@ def _compare(settings: Settings, answer: Answer, mine: Sequence[Mine]) -> None:
     answer.distance = max(float((a - b).norm() / max(b.norm(), least)) for a, b in ways)
     answer.cosine = float(whole @ own / (whole.norm() * own.norm()))
     answer.ratio = float(own.norm() / whole.norm())
+
+
+_references: dict[tuple[int, str], Any] = {}
+
+
+def _reference(settings: Settings, number: int) -> Any:
+    """The training in one process, which most options do not change. Its own error, if it has one."""
+    names = ("init.stragglers", "in time", "init.checkpoint_every")
+    parts = {key: value for key, value in settings.items() if not key.startswith(("init.", "by_rank.")) or key in names}
+    for name in ("scheme", "wire", "hooks", "torch", "secret", "servers", "compiled"):
+        parts.pop(name, None)
+    key = number, repr((size_of(settings), sorted(parts.items())))
+    if key not in _references:
+        _references[key] = reference(settings, number, features.averages(settings))
+    return _references[key]
 
 
 def _is_seen(sets: Settings, mine: Sequence[Mine]) -> bool:
@@ -181,22 +197,16 @@ class Mine(Training):
     def __init__(self, settings: Settings, number: int, rank: int, group: Any, moment: Moment) -> None:
         super().__init__(settings, number)
         self._rank = rank
-        options = _with_prefix(settings, "wrap.")
-        for what in ("scheme", "wire"):
-            if len(settings.get(what, ())) == 2:
-                options[what] = dict(zip(("first", "*"), settings[what], strict=True))
-        hooks = settings.get("hooks", ())
-        trainers = settings.get("trainer", ())
         if settings.get("compiled"):
             self.model = torch.compile(self.module, backend="eager")
-        asks = options, hooks, len(trainers) > 1, settings.get("join"), group  # for what a wrapper has
-        self.wraps = not features.averages(settings) or any(asks)
+        self.wraps = features.wraps(settings)
         if self.wraps:
             moment("wrap")
+            options = features.wrapper_options(settings)
             self.model = poseidon.DistributedDataParallel(self.model, process_group=group, **options)
         self.add_hooks()
         moment("hook")
-        for hook in hooks:
+        for hook in settings.get("hooks", ()):
             self.model.register_comm_hook(*_hook(hook, group))
         moment("optimizer")
         self.change_optimizer()
@@ -206,8 +216,8 @@ class Mine(Training):
         for former in self.optimizers:
             if isinstance(former, poseidon.LocalSGD):
                 former.average()
-        trainers, own = settings.get("trainer", ()), _with_prefix(self.settings, "own.")
-        if trainers == ("worker", "server"):
+        trainers, own = features.sorted_trainers(settings), with_prefix(settings, "own.")
+        if set(trainers) == {"worker", "server"}:
             head = list(self.module.last.parameters())
             rest = [param for param in params if all(param is not one for one in head)]
             self.optimizers = [
@@ -216,7 +226,7 @@ class Mine(Training):
             ]
             return
         optimizer = make_optimizer(settings, params)
-        for trainer in sorted(trainers, key=lambda trainer: trainer in ("local", "outer", "streaming")):
+        for trainer in trainers:
             if trainer in ("worker", "server"):
                 optimizer = poseidon.DistributedOptimizer(optimizer, self.model, update=trainer, **own)
             else:
@@ -268,15 +278,11 @@ def _mean_hook(group: Any, bucket: Any) -> Any:
     return work.get_future().then(lambda future: future.value()[0] / dist.get_world_size(group))
 
 
-def _with_prefix(settings: Settings, prefix: str) -> dict[str, Any]:
-    return {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
-
-
 def init_options(settings: Settings, rank: int, folder: Path, servers: str) -> dict[str, Any]:
     """The options of poseidon.init, without the rank's place."""
     options = {"timeout": TIMEOUT_S, "small_bytes": 256, "flight_record": "off", "job": folder.name}
-    options |= _with_prefix(settings, "init.")
-    options |= {name: letters[rank] for name, letters in _with_prefix(settings, "by_rank.").items()}
+    options |= with_prefix(settings, "init.")
+    options |= {name: letters[rank] for name, letters in with_prefix(settings, "by_rank.").items()}
     for what in ("scheme", "wire"):
         if len(settings.get(what, ())) == 1:
             options[what] = settings[what][0]
@@ -289,13 +295,14 @@ def init_options(settings: Settings, rank: int, folder: Path, servers: str) -> d
 
 def _begin(settings: Settings, rank: int, port: int, folder: Path, servers: str, moment: Moment) -> None:
     moment("init")
-    place = {"rank": rank, "world_size": SIZE, "local_rank": rank, "local_world_size": SIZE}
+    size = size_of(settings)
+    place = {"rank": rank, "world_size": size, "local_rank": rank, "local_world_size": size}
     place |= {"master_addr": "127.0.0.1", "master_port": port}
     poseidon.init(**place, **init_options(settings, rank, folder, servers))
     if settings.get("torch") and not dist.is_initialized():
         moment("torch's init")
-        store = dist.FileStore(str(folder / "store"), SIZE)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=SIZE)
+        store = dist.FileStore(str(folder / "store"), size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
 
 
 def _models(settings: Settings) -> int:

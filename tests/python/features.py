@@ -43,7 +43,7 @@ FEATURES = (
     Feature("consistency=ssp", {"init.consistency": "ssp"}, SERVER, NEAR),
     Feature("consistency=async", {"init.consistency": "async"}, SERVER, NEAR),
     Feature("on_failure=rejoin", {"init.on_failure": "rejoin"}),
-    Feature("on_failure=shrink", {"init.on_failure": "shrink", "init.min_workers": 3}),
+    Feature("on_failure=shrink", {"init.on_failure": "shrink", "init.min_workers": 2}),
     # Who updates.
     Feature("update=worker", WORKER),
     Feature("update=server", SERVER),
@@ -148,6 +148,31 @@ def limit(names: Iterable[str]) -> float:
     if any(feature.amplifies for feature in chosen):
         return math.inf if total >= NEAR else 3 * total
     return total
+
+
+def sorted_trainers(settings: Mapping[str, Any]) -> list[str]:
+    """Who makes the updates, in the order in which the job makes them: LocalSGD last, because it takes an optimizer."""
+    return sorted(settings.get("trainer", ()), key=lambda trainer: trainer in _ALONE)
+
+
+def with_prefix(settings: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The settings of this prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
+
+
+def wrapper_options(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of DistributedDataParallel."""
+    options = with_prefix(settings, "wrap.")
+    for what in ("scheme", "wire"):
+        if len(settings.get(what, ())) == 2:
+            options[what] = dict(zip(("first", "*"), settings[what], strict=True))
+    return options
+
+
+def wraps(settings: Mapping[str, Any]) -> bool:
+    """Whether the model is wrapped, because gradients are exchanged, or something of the wrapper's is asked for."""
+    others = len(settings.get("trainer", ())) > 1, *(settings.get(name) for name in ("hooks", "join", "part"))
+    return not averages(settings) or bool(wrapper_options(settings)) or any(others)
 
 
 def averages(settings: Mapping[str, Any]) -> bool:

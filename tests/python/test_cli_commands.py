@@ -12,6 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from poseidon.adapter.features import FEATURES
 from poseidon.cli.lazy import lazy_group
 from poseidon.cli.main import app
 from poseidon.errors import InvalidArgument
@@ -56,6 +57,20 @@ def test_the_page_of_options_is_what_the_command_prints() -> None:
     page = Path(__file__).parents[2] / "docs" / "options.md"
     printed = CliRunner().invoke(app, ["options", "--markdown"]).output
     assert page.read_text(encoding="utf-8") == printed, "run: poseidon options --markdown > docs/options.md"
+
+
+def test_features_say_what_they_exclude() -> None:
+    rows = {row["name"]: row for row in json.loads(CliRunner().invoke(app, ["features", "--json"]).output)}
+    assert rows.keys() == FEATURES.keys()
+    assert {"ssp", "rejoin", "wide", "join"} <= set(rows["drop"]["excludes"])
+    assert rows["max_norm"]["excludes"] == ["update_server", "sparse"]
+    assert "stragglers=wait" in CliRunner().invoke(app, ["features"]).output
+
+
+def test_the_page_of_features_is_what_the_command_prints() -> None:
+    page = Path(__file__).parents[2] / "docs" / "features.md"
+    printed = CliRunner().invoke(app, ["features", "--markdown"]).output
+    assert page.read_text(encoding="utf-8") == printed, "run: poseidon features --markdown > docs/features.md"
 
 
 def test_help_loads_neither_torch_nor_the_benchmarks() -> None:

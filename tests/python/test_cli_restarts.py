@@ -236,3 +236,24 @@ def test_workers_form_the_next_generation(
         assert generations <= {2, 3}, "the others may have gone on without it first"
     assert [joining for _, joining, _ in ends] == [str(rank == victim) for rank in range(3)]
     assert {total for _, _, total in ends} == {"3.0"}
+
+
+MISUSE = """\
+from poseidon.errors import InvalidArgument
+from poseidon.failure_marks import leave_mark
+
+if rank == 0: time.sleep(60)
+error = InvalidArgument("two features exclude each other")
+leave_mark(error)
+raise error
+"""
+
+
+@pytest.mark.parametrize("on_failure", ["rejoin", "shrink"])
+def test_a_member_that_asks_for_what_cannot_be_is_not_started_again(
+    run: Callable[..., Outcome], capfd: pytest.CaptureFixture[str], on_failure: str
+) -> None:
+    outcome = run(MISUSE, 2, max_restarts=3, on_failure=on_failure)
+    assert outcome.restart_counts == [0, 0]
+    assert outcome.first_failure == Failure(1, 1)
+    assert "asking for what cannot be: it would fail again, so the run ends" in capfd.readouterr().err

@@ -88,6 +88,7 @@ def run(example: str, directory: Path) -> str:
 RUN = {
     "poseidon run -n 4 train.py": r"mean 2\.5 \[\]",
     "poseidon options --json": r'"name": "chunk_bytes"',
+    "poseidon features --json": r'"written": "stragglers=drop"',
     "poseidon version --json": r'"poseidon": "\d',
     "poseidon simulate VGG19-22K --hosts 1024 --link 25gbit --trace step.json": r"a step takes",
     "poseidon testbed status --json": r"^\[",

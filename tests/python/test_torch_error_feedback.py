@@ -195,7 +195,7 @@ def drifting_hook(options: dict[str, Any]) -> str:
 
 def test_what_keeps_nothing_refuses_it() -> None:
     for (text,) in workers.run_fresh(2, refusals, POSEIDON_ERROR_FEEDBACK="on"):
-        assert "LocalSGD keeps nothing" in text
+        assert "error_feedback=on and LocalSGD exclude each other" in text
     for text in workers.run_fresh(2, drifting_hook, {"stragglers": "drop", "error_feedback": "on"}):
         assert "error_feedback, which stragglers=drop excludes" in text
     for text in workers.run_fresh(2, drifting, {"stragglers": "drop", "error_feedback": "on"}):

@@ -15,6 +15,7 @@ from torch import nn
 import poseidon.torch as poseidon
 import workers
 from poseidon.adapter import replica_check
+from poseidon.adapter.features import Features
 from poseidon.errors import InvalidArgument, Mismatch, PoseidonError
 from poseidon.options import resolve
 from torch_cases import mean_loss, message_of, mlp, shard
@@ -239,10 +240,15 @@ def test_the_option_takes_auto_off_and_numbers() -> None:
 
 def test_the_check_is_left_out_where_ranks_may_be_at_different_steps() -> None:
     together = resolve(world_size=2, rank=0, master_addr="127.0.0.1", master_port=29500)
-    assert replica_check.replica_check(together) is not None
-    assert replica_check.replica_check(together.replace(stragglers="drop")) is None
-    assert replica_check.replica_check(together.replace(consistency="ssp")) is None
-    assert replica_check.replica_check(together.replace(replica_check="off")) is None
+
+    def check_of(**options: str) -> replica_check.ReplicaCheck | None:
+        settings = together.replace(**options)
+        return replica_check.replica_check(settings, Features.of(settings))
+
+    assert check_of() is not None
+    assert check_of(stragglers="drop") is None
+    assert check_of(consistency="ssp") is None
+    assert check_of(replica_check="off") is None
 
 
 def layouts() -> str:

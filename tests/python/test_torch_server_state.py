@@ -253,13 +253,13 @@ def misuse(name: str) -> str:
 
 
 MISUSES = {
-    "second backward": r"gradient of .* was changed between backward and step\(\)",
+    "second backward": r"a change of .*\.grad between backward and step\(\)",
     "second forward": "a forward pass came between backward and step",
     "second forward in a closure": "a forward pass came between backward and step",
     "second step": "without a synchronizing backward",
     "backward in no_sync": "without a synchronizing backward",
     "other learning rate": "hyperparameters of parameter group 0 changed",
-    "clipped": r"gradient of .* was changed between backward and step\(\)",
+    "clipped": r"a change of .*\.grad between backward and step\(\)",
     "scaled": "GradScaler and update='server' exclude each other",
 }
 

@@ -122,7 +122,7 @@ def with_median() -> None:
     model = poseidon.DistributedDataParallel(mlp())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     poseidon.DistributedOptimizer(optimizer, model, update="server", aggregator="median")
-    with pytest.raises(InvalidArgument, match="median knows no weights"):
+    with pytest.raises(InvalidArgument, match="median' knows no weights"):
         model.set_weight(2)
 
 

@@ -234,7 +234,7 @@ def test_a_weight_of_one_rank_alone_is_a_mismatch() -> None:
 
 def of_drifting_ranks(option: str) -> None:
     model = poseidon.DistributedDataParallel(mlp())
-    with pytest.raises(InvalidArgument, match=f"set_weight and {option} exclude each other"):
+    with pytest.raises(InvalidArgument, match=rf"set_weight\(\) and {option} exclude each other"):
         model.set_weight(2)
 
 

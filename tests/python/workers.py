@@ -244,18 +244,19 @@ class Team:
         """Ends the processes at once. The next call starts new ones."""
         _end_all(self._workers, 0)
 
-    def ask(self, timeout_s: float, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """Runs `function(rank, *args)` in every process.
+    def ask(self, size: int, timeout_s: float, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Runs `function(rank, *args)` in the first `size` processes.
 
         Returns each one's result, a Failure where it raised or ended, or None where it did not answer in time. New
         processes answer the next call unless all of these are in order.
         """
         if not self._workers:
             self._workers = [_Worker(self._environment) for _ in range(self._size)]
-        for rank, worker in enumerate(self._workers):
+        asked = self._workers[:size]
+        for rank, worker in enumerate(asked):
             worker.pipe.send((0, {}, {}, function, (rank, *args)))
-        answers: list[Any] = [None] * self._size
-        missing = {worker.pipe: rank for rank, worker in enumerate(self._workers)}
+        answers: list[Any] = [None] * size
+        missing = {worker.pipe: rank for rank, worker in enumerate(asked)}
         deadline = time.monotonic() + timeout_s
         while missing and (ready := wait(list(missing), timeout=max(0.0, deadline - time.monotonic()))):
             for pipe in ready:

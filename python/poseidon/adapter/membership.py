@@ -11,11 +11,11 @@ from typing import Any, Protocol
 from poseidon import _core
 from poseidon.adapter.arrays import Arrays
 from poseidon.adapter.control import Control
-from poseidon.adapter.drift import check_options, ranks_drift
+from poseidon.adapter.features import SAME_STEP, Features
 from poseidon.adapter.meter import Meter
 from poseidon.adapter.store import agents_store, default_store, shared_store
 from poseidon.chunk_cache import settle_chunk_bytes
-from poseidon.errors import InvalidArgument, PoseidonError, PoseidonTimeout
+from poseidon.errors import PoseidonError, PoseidonTimeout
 from poseidon.failure_marks import note_membership
 from poseidon.notices import tell_notices
 from poseidon.options import Settings, hint_of_srun, refuse_without_srun
@@ -40,13 +40,13 @@ class Watch(Protocol):
 class Membership:
     """A process's membership of one job. `client` and `control` are None with one worker. `arrays`: the framework's.
 
-    `recovers`: on_failure is rejoin or shrink. Then there is no client before `Recovery` calls `meet`, so that
-    nobody waits for a worker that is still setting up.
+    `features`: what the job has, beside what the options give. `recovers`: on_failure is rejoin or shrink. Then there
+    is no client before `Recovery` calls `meet`, so that nobody waits for a worker that is still setting up.
     """
 
-    def __init__(self, settings: Settings, arrays: Arrays, is_world: bool = True) -> None:
+    def __init__(self, settings: Settings, arrays: Arrays, *features: str, is_world: bool = True) -> None:
         refuse_without_srun(settings.sources, os.environ)
-        check_options(settings)
+        self.features = Features.of(settings, *features)
         self.settings = settings
         self.is_world = is_world  # whether this is the process's own job, not one of a part of its ranks
         self.client: _core.Client | None = None
@@ -64,7 +64,7 @@ class Membership:
         self._chunk_bytes = 0
         self._next_notices = 0.0  # when to look for more, by the monotonic clock
         if self.recovers:
-            _refuse_recovery_with_torch(settings)
+            self._refuse_group_of_torch()
         elif settings.world_size > 1:
             try:
                 self.meet()
@@ -98,7 +98,7 @@ class Membership:
                     raise PoseidonTimeout(f"{error}; {hint}") from None
                 raise
             return
-        _refuse_recovery_with_torch(self.settings)
+        self._refuse_group_of_torch()
         if self._store is None:
             self._store = agents_store(self.settings) or _core.open_store(options)
         self.client = _core.Client.connect(options, self._store)
@@ -108,6 +108,9 @@ class Membership:
     def prepare(self) -> None:
         """Agrees on what all exchanges need. Collective; call it after `meet`."""
         assert self.client is not None
+        self.features.remove("sums_of_machines")
+        if self.client.cluster.hosts:
+            self.features.add("sums_of_machines")
         self._chunk_bytes = settle_chunk_bytes(self.client, self.settings, self._chunk_bytes)
         tell_notices(self.client)
         self.control = Control(self.client, self._arrays)
@@ -136,7 +139,7 @@ class Membership:
                 # After a failure the parameters that miss an update say so to whoever uses them.
                 with contextlib.suppress(PoseidonError):
                     one.settle()
-            if self.control is not None and ranks_drift(self.settings):
+            if self.control is not None and not self.features.keeps(SAME_STEP):
                 # Whoever is behind still needs the server of this process.
                 with contextlib.suppress(PoseidonError):
                     self.control.barrier()
@@ -172,10 +175,6 @@ class Membership:
         if self.client is not None:
             self.client.abort(why, planned=True)
 
-
-def _refuse_recovery_with_torch(settings: Settings) -> None:
-    if default_store() is not None and not settings.use_agent_store:
-        raise InvalidArgument(
-            f"on_failure={settings.on_failure} while torch.distributed is initialized: torch cannot replace a worker "
-            "that is lost, so leave out dist.init_process_group(), or use on_failure=abort"
-        )
+    def _refuse_group_of_torch(self) -> None:
+        if default_store() is not None and not self.settings.use_agent_store:
+            self.features.check("torch_group")

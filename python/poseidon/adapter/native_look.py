@@ -50,7 +50,7 @@ class NativeLook:
     def __init__(self, here: Membership, layers: Sequence[SyncedLayer], dtypes: Any, versions: str) -> None:
         self._here, self._versions = weakref.ref(here), versions  # which may have this object
         self._kinds = [(layer.name, layer.shape, np.dtype(dtypes(layer.dtype))) for layer in layers]
-        self._check = replica_check(here.settings)
+        self._check = replica_check(here.settings, here.features)
         if self._check is not None:
             assert here.control is not None
             self._check.connect(here.control)

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from poseidon import _core
 from poseidon.adapter import cost
 from poseidon.adapter.choice.choices import Choices
-from poseidon.adapter.drift import drift_option, ranks_drift
+from poseidon.adapter.features import SAME_STEP, Features
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.priorities import Priorities
-from poseidon.options import Settings
 from poseidon.schemes import is_lossy, takes_rows
 
 _LONG_SECONDS = 1.0
@@ -196,7 +195,7 @@ def _row(
         measured_seconds=seconds[1],
         urgency=entry.urgency,
         priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
-        reason=chosen or _reason_of(entry, scheme, here.settings, factor_count, cluster, presence),
+        reason=chosen or _reason_of(entry, scheme, here.features, factor_count, cluster, presence),
         counts_rows=entry.row_gradient,
         dtype=entry.dtype,
     )
@@ -235,18 +234,18 @@ def _reason_of_rows(scheme: str, row_count: int | None) -> str:
 def _reason_of(
     entry: SyncedLayer,
     scheme: str,
-    settings: Settings,
+    features: Features,
     factor_count: int | None,
     cluster: _core.Cluster,
     presence: float,
 ) -> str:
     if presence < 1:
         return f"no gradient in {100 * (1 - presence):.0f} % of the steps so far, in which it sends nothing"
-    return _reason(entry, scheme, settings, factor_count, cluster)
+    return _reason(entry, scheme, features, factor_count, cluster)
 
 
 def _reason(
-    entry: SyncedLayer, scheme: str, settings: Settings, factor_count: int | None, cluster: _core.Cluster
+    entry: SyncedLayer, scheme: str, features: Features, factor_count: int | None, cluster: _core.Cluster
 ) -> str:
     if entry.on_servers:
         return "updated by the servers"
@@ -260,8 +259,8 @@ def _reason(
         return f"exact in the first steps, then {entry.scheme}"
     if not entry.factorable:
         return "its gradient is no sum of factors"
-    if ranks_drift(settings):
-        return f"{drift_option(settings)}: servers complete the steps"
+    if (drifting := features.breaking(SAME_STEP)) is not None:
+        return f"{drifting}: servers complete the steps"
     if entry.grouped:
         return "so small that it travels with others"
     if entry.settled_count is not None:

@@ -22,9 +22,9 @@ from poseidon.options import World, failure_mark, resolve
 class Process:
     """This process's job. A framework has one object of this class, or of a subclass that knows more jobs."""
 
-    def __init__(self, arrays: Arrays) -> None:
+    def __init__(self, arrays: Arrays, *features: str) -> None:
         self.own: Membership | None = None
-        self._arrays = arrays
+        self._arrays, self._features = arrays, features  # the second: what the framework adds to every job's
         self._id = 0  # of the process that joined: a forked child inherits this, but not its threads
         self._watches = False
         self._joining: set[int] = set()  # threads that have joined a job
@@ -32,7 +32,7 @@ class Process:
     def join(self, place: World | None, options: Mapping[str, Any]) -> None:
         """Makes this process part of its own job, with this place in it. If it is None, the options give the place."""
         self._prepare()
-        self.own = Membership(resolve(place, **options), self._arrays)
+        self.own = Membership(resolve(place, **options), self._arrays, *self._features)
 
     def joined(self) -> Membership:
         """This process's own job. Raises ShutDown if it has not joined one, or has left it."""

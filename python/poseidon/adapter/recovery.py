@@ -374,11 +374,7 @@ def _versions(
     if isinstance(state, OwnState):
         if directory is not None:
             return OwnVersions(state, directory, every, keep)
-        if here.recovers:
-            raise InvalidArgument(
-                f"with on_failure={here.settings.on_failure} and LocalSGD every rank's state is its own, and no other "
-                "rank can give it to a replacement: pass a directory to Recovery, in which each rank saves it"
-            )
+        here.features.check("local_sgd_unsaved")
         return None
     if not here.recovers or not state.on_servers:
         return None

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from poseidon import _core
 from poseidon.adapter.control import Control
-from poseidon.adapter.drift import ranks_drift
+from poseidon.adapter.features import SAME_STEP, Features
 from poseidon.errors import Mismatch, PoseidonError
 from poseidon.options import Settings
 
@@ -274,9 +274,9 @@ class _Awaited:
         self.completed, self.names, self.digests, self.digest, self.result = completed, names, digests, digest, result
 
 
-def replica_check(settings: Settings, of_averages: bool = False) -> ReplicaCheck | None:
+def replica_check(settings: Settings, features: Features, of_averages: bool = False) -> ReplicaCheck | None:
     """The check that the option asks for. None if it is off, and where ranks may be at different steps."""
-    if settings.world_size < 2 or settings.replica_check == "off" or ranks_drift(settings):
+    if settings.world_size < 2 or settings.replica_check == "off" or not features.keeps(SAME_STEP):
         return None
     return ReplicaCheck(settings, of_averages)
 

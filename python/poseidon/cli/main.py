@@ -10,6 +10,7 @@ import typer
 from poseidon.cli import (
     checkpoint,
     doctor,
+    features,
     options,
     plan,
     racks,
@@ -58,6 +59,7 @@ app.command("report", epilog=what_if.REPORT_EPILOG)(what_if.report)
 app.command("top", epilog=watch.TOP_EPILOG)(watch.top)
 app.command("metrics", epilog=watch.METRICS_EPILOG)(watch.metrics)
 app.command("options", epilog=options.EPILOG)(options.options)
+app.command("features", epilog=features.EPILOG)(features.features)
 app.add_typer(
     typer.Typer(),
     name="bench",

@@ -15,21 +15,9 @@ from poseidon.adapter.agreement import check_same
 from poseidon.adapter.arrays import ArrayKind, Arrays, Bytes
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.process import Process
-from poseidon.adapter.supported import check_supported
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.jax.plugin import close_port, open_port
-from poseidon.options import World, resolve
-
-# A step that is compiled into one program can do no more.
-_SUPPORTED = {
-    "on_failure": ["abort"],
-    "stragglers": ["wait"],
-    "consistency": ["bsp"],
-    "schedule": ["wait_free"],
-    "scheme": ["auto", "ps", "sfb", "sharded_factors"],
-    "lossy": [""],
-    "error_feedback": ["off"],
-}
+from poseidon.options import World
 
 
 class _HostArrays(Arrays):
@@ -74,7 +62,6 @@ class _JaxProcess(Process):
     port = 0
 
     def join(self, place: World | None, options: Mapping[str, Any]) -> None:
-        check_supported(resolve(place, **options), "jax", _SUPPORTED)
         super().join(place, options)
         here = self.joined()
         if here.client is not None:
@@ -100,7 +87,7 @@ class _JaxProcess(Process):
         super()._abort(failure if failure is not None and isinstance(error, jax.errors.JaxRuntimeError) else error)
 
 
-_process = _JaxProcess(_HostArrays())
+_process = _JaxProcess(_HostArrays(), "jax")
 
 
 def init(**options: Any) -> None:

@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import IO
 
 from poseidon.errors import InvalidArgument
-from poseidon.failure_marks import forget, is_member, mark_order, tells_of_end, tells_of_eviction, tells_of_network
+from poseidon.failure_marks import (
+    forget,
+    is_member,
+    mark_order,
+    tells_of_end,
+    tells_of_eviction,
+    tells_of_misuse,
+    tells_of_network,
+)
 from poseidon.launch.guard import Guard
 from poseidon.launch.outcome import Failure, Outcome, Recovery
 from poseidon.launch.signals import Signals
@@ -161,11 +169,11 @@ class Run:
         what = f"rank {rank} failed, {failure.how}"
         evicted = tells_of_eviction(self._mark_of(rank))
         ended = self._has_ended()
-        hopeless = not ended and self._would_fail_again(failure)
+        misused = tells_of_misuse(self._mark_of(rank))
+        hopeless = not ended and (misused or self._would_fail_again(failure))
         if hopeless and most > 0:
-            self._terminal.tell(
-                f"{what}, before any rank was a member of the job: it would fail again, so the run ends"
-            )
+            why = "asking for what cannot be" if misused else "before any rank was a member of the job"
+            self._terminal.tell(f"{what}, {why}: it would fail again, so the run ends")
         if not ended and not hopeless and not evicted and self._outcome.restart_counts[rank] < most:
             self._outcome.restart_counts[rank] += 1
             self._terminal.tell(f"{what}; it is started again (restart {self._outcome.restart_counts[rank]} of {most})")

@@ -15,6 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from poseidon import _core
+from poseidon.adapter.features import Features
 from poseidon.errors import InvalidArgument
 
 _NS = 1e9
@@ -53,15 +54,12 @@ class Pace:
             (self.straggler_steps < 1, f"straggler-steps is {self.straggler_steps}: it must be 1 or more"),
             (self.staleness < 0, f"staleness is {self.staleness}: it must be 0 or more"),
             (not 1 <= self.steps <= _MOST_STEPS, f"steps is {self.steps}: give 1 to {_MOST_STEPS}"),
-            (
-                self.stragglers == "drop" and self.consistency != "bsp",
-                "stragglers=drop and consistency exclude each other",
-            ),
             (self.catches_up and self.stragglers != "drop", "catching up is for stragglers=drop"),
         ]
         for wrong, words in problems:
             if wrong:
                 raise InvalidArgument(words)
+        Features(*_core.features_of(_core.Options(stragglers=self.stragglers, consistency=self.consistency)))
 
     @property
     def waits_for_all(self) -> bool:

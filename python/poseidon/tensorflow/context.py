@@ -8,29 +8,18 @@ from typing import Any
 from poseidon.adapter.agreement import broadcast_alike
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.process import Process
-from poseidon.adapter.supported import check_supported
 from poseidon.errors import InvalidArgument
-from poseidon.options import World, resolve
+from poseidon.options import World
 from poseidon.tensorflow.arrays import VARIABLES
 from poseidon.tensorflow.plugin import release_client
-
-# A step that is compiled into one graph can do no more.
-_SUPPORTED = {
-    "on_failure": ["abort"],
-    "stragglers": ["wait"],
-    "consistency": ["bsp"],
-    "schedule": ["wait_free"],
-    "lossy": [""],
-}
 
 
 class _TensorFlowProcess(Process):
     def __init__(self) -> None:
-        super().__init__(VARIABLES)
+        super().__init__(VARIABLES, "tensorflow")
         self.job_number = 0  # of the jobs that this process has joined, for graphs that outlive one
 
     def join(self, place: World | None, options: Mapping[str, Any]) -> None:
-        check_supported(resolve(place, **options), "tensorflow", _SUPPORTED)
         self.job_number += 1
         super().join(place, options)
 

@@ -13,7 +13,6 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
 from poseidon.adapter.agreement import broadcast_alike
-from poseidon.adapter.drift import refuse_join
 from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument, PoseidonError
@@ -297,6 +296,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         if not enable or self.synchronizer is None:
             return nullcontext()
         if self.process_group is not None:
+            self._refuse_other_join()
             context: Any = Join(
                 [self],
                 enable,
@@ -306,8 +306,15 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
             return context
         return self._join_alone(divide_by_initial_world_size, throw_on_early_termination)
 
+    def _refuse_other_join(self) -> None:
+        """Raises InvalidArgument in the join() of another model: a rank without data would help in one of the two."""
+        here = self.trained_model().context.features
+        if any(one.has("join") for one in here.parts):
+            here.refuse("other_join", "join")
+
     @contextmanager
     def _join_alone(self, divide_by_initial_world_size: bool, throw_on_early_termination: bool) -> Iterator[None]:
+        self._refuse_other_join()
         joined = self._begin_join(divide_by_initial_world_size, throw_on_early_termination)
         try:
             yield
@@ -318,19 +325,9 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
     def _begin_join(self, divide_by_initial_world_size: bool, throw: bool) -> JoinedTraining:
         trained = self.trained_model()
         here, sync = trained.context, trained.sync
-        if here.recovers:
-            raise InvalidArgument(
-                f"join() and on_failure={here.settings.on_failure} exclude each other: give every rank as "
-                "many batches, or use on_failure=abort"
-            )
-        refuse_join(here.settings)
+        trained.features.add("join")
         assert sync is not None
         assert here.control is not None
-        if sync.updates:
-            raise InvalidArgument(
-                "join() and update='server' exclude each other: rank 0, whose hyperparameters count, may be the one "
-                "without data; give every rank as many batches, or use the optimizer without DistributedOptimizer"
-            )
         trained.join = JoinedTraining(trained, here.control, divide_by_initial_world_size, throw)
         return trained.join
 
@@ -397,8 +394,6 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         except InvalidArgument as error:
             self._last_error = str(error)
             raise
-        if self.trained_model().weight.given and not is_all_reduce(hook):
-            raise InvalidArgument("set_weight was called, and a communication hook knows no weights: leave one out")
         if self._comm_hooks:
             raise InvalidArgument("register_comm_hook was called before, and a model has one hook: call it once")
         wire = wire_format_of(hook)
@@ -407,12 +402,13 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         elif is_powersgd(hook) and self._fits_scheme(state):
             self.trained_model().compress_by(PowerSGDHook(state))
         elif not is_all_reduce(hook) or (default_group() is not None and not self._is_own_group(state)):
+            self.trained_model().check_hook(hook.__qualname__)
             if default_group() is None:
                 raise InvalidArgument(
                     f"{hook.__qualname__} communicates over torch.distributed, which does not run: call "
                     "init_process_group(), or leave the hook out, since Poseidon exchanges gradients itself"
                 )
-            self.trained_model().exchange_by(HookedTransfer(state, hook, self.bucket_bytes_cap))
+            self.trained_model().exchange_by(HookedTransfer(state, hook, self.bucket_bytes_cap), hook.__qualname__)
         if self.synchronizer is None and hook.__qualname__.startswith("_hook_then_optimizer"):
             raise InvalidArgument(
                 "an optimizer in the communication hook has nothing that runs it in a job of one worker: call its "

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "poseidon/features.h"
 #include "server/core/connection.h"
 #include "server/core/server_core.h"
 #include "transport/traffic_class.h"
@@ -70,8 +71,7 @@ Status ServerCore::objection(const JobName& name, const wire::Hello& hello) cons
   return refused(job != nullptr ? job->objection(hello) : "");
 }
 
-/// Says why this server cannot do what the job's options `stragglers` and `consistency` ask for. `job` is null before
-/// the job is known here.
+/// Says why this server cannot do what the job's options ask for. `job` is null before the job is known here.
 std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello) const {
   const std::string rank = "rank " + std::to_string(hello.rank);
   if (!hello.pace)
@@ -79,17 +79,13 @@ std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello)
   if (job != nullptr && job->pace != *hello.pace)
     return rank + " has other options than the job's other ranks: give all the same stragglers, straggler_factor, " +
            "straggler_steps, consistency and staleness";
-  if (hello.pace->stragglers == Stragglers::drop && wire::has_baselines(options_))
-    return "this server has one of the baselines aggregation=wide, reduce_order=arrival and assignment=worker, which "
-           "cannot end a step without late workers; use stragglers=wait, or start it without them";
-  if (hello.pace->consistency != Consistency::bsp && surroundings_.checkpoints != nullptr)
-    return "this server writes checkpoints, each after a step of all ranks; use consistency=bsp, or start it without "
-           "checkpoint_dir";
-  const bool waits = hello.pace->stragglers == Stragglers::wait && hello.pace->consistency == Consistency::bsp;
-  if (hello.host && (!waits || wire::has_baselines(options_)))
-    return "workers of one machine add up among themselves, which a server with stragglers=drop, another consistency "
-           "than bsp or one of the baselines aggregation=wide, reduce_order=arrival and assignment=worker cannot take; "
-           "give the workers reduce_by_host=off";
+  Options asked;
+  asked.stragglers = hello.pace->stragglers;
+  asked.consistency = hello.pace->consistency;
+  FeatureSet features(options_);
+  features.add(FeatureSet(asked));
+  if (hello.host) features.add(Feature::sums_of_machines);
+  if (Status why = features.check(); !why.ok()) return "of this server's options and the job's, " + why.message();
   return "";
 }
 

@@ -61,8 +61,6 @@ TEST(Pace, OptionsOutOfRangeAreRefusedByName) {
   EXPECT_NE(refusal([&](Options& o) { drop(o), o.straggler_steps = 65; }).find("straggler_steps"), std::string::npos);
   EXPECT_NE(refusal([&](Options& o) { drop(o), o.straggler_steps = 0; }).find("straggler_steps"), std::string::npos);
   EXPECT_NE(refusal([&](Options& o) { drop(o), o.straggler_factor = -1; }).find("straggler_factor"), std::string::npos);
-  EXPECT_NE(refusal([&](Options& o) { drop(o), o.consistency = Consistency::ssp; }).find("consistency"),
-            std::string::npos);
   EXPECT_NE(refusal([&](Options& o) { o.consistency = Consistency::ssp, o.staleness = -1; }).find("staleness"),
             std::string::npos);
   EXPECT_TRUE(pace_of(Options()).ok());

@@ -23,7 +23,7 @@ import torch
 from poseidon import _core
 from poseidon.adapter.choice.choices import Choices
 from poseidon.adapter.control import Control
-from poseidon.adapter.drift import check_stored, ranks_drift
+from poseidon.adapter.features import SAME_STEP, Features
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.layer_table import LayerTable, Residual
 from poseidon.adapter.priorities import Priorities
@@ -57,7 +57,7 @@ class Synchronizer(InFlight):
     _control: Control
     _transfer: Transfer
 
-    def __init__(self, entries: list[SyncedParameter], settings: Settings) -> None:
+    def __init__(self, entries: list[SyncedParameter], settings: Settings, features: Features) -> None:
         super().__init__()
         self.entries = entries[::-1]  # the order in which backward finishes them
         self.passes = Passes()
@@ -72,11 +72,11 @@ class Synchronizer(InFlight):
         self.powersgd: PowerSGDHook | None = None  # what has chosen the layers of that scheme
         self.replica = Unwatched()
         self._groups = SmallGroups()
-        self.step_check = StepCheck(enabled=not ranks_drift(settings))
+        self.step_check = StepCheck(enabled=features.keeps(SAME_STEP))
         self.aggregator = "sum"  # what servers make of the gradients
         self.static_graph = False  # all backward passes reach each parameter equally often
         self._fires: dict[SyncedParameter, int] | None = None  # so often each that is reached
-        self._settings = settings
+        self._settings, self._features = settings, features
         self._sequential = settings.schedule == "sequential"
         self._layers = LayerTable(self.entries)
         self.choices = Choices(settings, self.entries)
@@ -100,7 +100,7 @@ class Synchronizer(InFlight):
         for entry in self.entries:
             entry.capture(entry.uses_factors)
         self.connected = True
-        self._groups.connect(client, transfer, [] if ranks_drift(self._settings) else self.entries)
+        self._groups.connect(client, transfer, self.entries if self._features.keeps(SAME_STEP) else [])
         self._hear_before()
         self.replica.connect(control)
         self.step_check.connect(control)
@@ -320,7 +320,8 @@ class Synchronizer(InFlight):
         """Raises PoseidonError if no forward pass may begin now."""
         self.check_ended()
         self.check_usable()
-        check_stored(self._settings, self.entries)
+        if (stray := next((entry.name for entry in self.entries if not entry.on_servers), None)) is not None:
+            self._features.check("plain_update", stray)
         for update in self.updates:
             update.check_forward()
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from poseidon.adapter.control import Control
-from poseidon.adapter.drift import drift_option, ranks_drift
 from poseidon.adapter.membership import Membership
 from poseidon.errors import InvalidArgument
 from poseidon.torch.exchange.transfer import Rows, Transfer
@@ -38,16 +37,11 @@ class Weight:
     def set(self, weight: int, here: Membership) -> None:
         """Collective, but it waits for nobody: the sum of all weights is asked for, and needed with the first gradient.
 
-        It does nothing with one worker. Raises InvalidArgument for a negative weight, before a job that recovers has
-        met, and if ranks may be in different steps.
+        It does nothing with one worker. Raises InvalidArgument for a negative weight, and before a job that recovers
+        has met.
         """
         if weight < 0:
             raise InvalidArgument(f"the weight is {weight}: give the number of rows, which is 0 or more")
-        if ranks_drift(here.settings):
-            raise InvalidArgument(
-                f"set_weight and {drift_option(here.settings)} exclude each other: a mean over all rows needs all "
-                "ranks' gradients of a step; leave one of them out"
-            )
         if here.control is None:
             if here.recovers:
                 raise InvalidArgument(

@@ -10,6 +10,7 @@ import torch
 
 from poseidon import _core
 from poseidon.adapter.control import Control
+from poseidon.adapter.features import Features
 from poseidon.adapter.layer_table import LayerTable
 from poseidon.errors import InvalidArgument, Mismatch
 from poseidon.torch.exchange.weights import Weight
@@ -162,7 +163,7 @@ class OuterUpdate(Averaging):
         self._outer = outer.optimizer(held)
         algorithm = algorithm_of(self._outer)
         self._update = ServerUpdate(
-            algorithm, [self.entries], self._outer.param_groups, shows_means=False, tenure=Tenure(self)
+            algorithm, [self.entries], self._outer.param_groups, shows_means=False, tenure=Tenure(self, Features())
         )
         self._parameter_wire = parameter_wire
 

@@ -13,7 +13,7 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistri
 from torch.optim import Optimizer
 
 from poseidon.adapter.agreement import broadcast_alike, check_same, first_difference
-from poseidon.adapter.drift import drift_option, ranks_drift
+from poseidon.adapter.features import Features
 from poseidon.adapter.layer import WireChoice
 from poseidon.adapter.replica_check import replica_check
 from poseidon.adapter.stats import latest_synchronization
@@ -26,6 +26,7 @@ from poseidon.torch.model.collect import collect_parameters
 from poseidon.torch.model.description import describe
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.replica import Replica
+from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.optimizer.wrapper import STATE_HOOKS, OptimizerWrapper, described
 from poseidon.torch.process.context import context
 from poseidon.torch.training.buffers import ModelBuffers
@@ -83,20 +84,7 @@ class LocalSGD(OptimizerWrapper):
         here = context()
         settings = here.settings
         check_module(model, settings.world_size)
-        if ranks_drift(settings):
-            raise InvalidArgument(
-                f"LocalSGD and {drift_option(settings)} exclude each other: an averaging waits for all ranks; leave "
-                "the option out, or use DistributedDataParallel"
-            )
-        if settings.world_size > 1 and settings.on_failure == "shrink":
-            raise InvalidArgument(
-                "LocalSGD and on_failure=shrink exclude each other: a worker that is lost takes along what it has "
-                "trained since the last averaging; use on_failure=rejoin with Recovery, or abort"
-            )
-        if settings.error_feedback == "on":
-            raise InvalidArgument(
-                "LocalSGD keeps nothing that the wire format of pseudo-gradients rounds off: leave error_feedback out"
-            )
+        self.features = Features("local_sgd", within=here.features)
         super().__init__(optimizer)
         self._context = here
         self._model = model
@@ -108,11 +96,14 @@ class LocalSGD(OptimizerWrapper):
         _check_parameters(model, optimizer, self._found)
         rounds = settings.parameter_wire != "fp32" or any(entry.wire != "fp32" for entry in self._found)
         self._outer = PLAIN_MEAN if outer is None and rounds else outer
+        if self._outer is not None:
+            self.features.add("local_sgd_outer")
+        here.features.take(self.features)
         self._fragments = Fragments([self._averaging_of(part) for part in self._plan.cut(self._found)], self._plan)
         self._steps = self._steps_alone = self._averagings = 0
         self._steps_here = self._waited_ns = 0  # in this membership; the second by averagings
         self._steps_apart = 0  # since all replicas were equal
-        check = replica_check(settings, of_averages=True)
+        check = replica_check(settings, self.features, of_averages=True)
         ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
         self._replica = None if check is None else Replica(model, ignored, check)
         self._times_equal = 0  # in this membership
@@ -238,6 +229,7 @@ class LocalSGD(OptimizerWrapper):
         between the same two averagings. With Recovery, call it in the attempts in which `steps_alone` is 0. Raises
         InvalidArgument for a negative weight, and before Recovery.
         """
+        self.features.add("set_weight")
         self._weight.set(weight, self._context)
         self._weights_given += 1
 
@@ -423,6 +415,8 @@ class LocalSGD(OptimizerWrapper):
 
 
 def _check_arguments(model: nn.Module, optimizer: Optimizer, every: int, outer: OuterNesterov | None) -> None:
+    if isinstance(optimizer, DistributedOptimizer):
+        Features.refuse("local_sgd", "distributed_optimizer")
     if isinstance(optimizer, OptimizerWrapper):
         raise InvalidArgument(
             f"the optimizer is a poseidon.{type(optimizer).__name__} already: pass the torch optimizer itself"
@@ -431,10 +425,7 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, every: int, outer: 
         kinds = f"a {type(model).__name__} and a {type(optimizer).__name__}"
         raise InvalidArgument(f"LocalSGD got {kinds}: pass the model first, and then a torch.optim.Optimizer")
     if any(isinstance(part, TorchDistributedDataParallel) for part in model.modules()):
-        raise InvalidArgument(
-            "the model is wrapped in DistributedDataParallel, which exchanges gradients at every step: pass the module "
-            "inside (.module) to LocalSGD, and train that"
-        )
+        Features.refuse("local_sgd", "wrapped")
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise InvalidArgument(f"every is {every!r}: it is the number of steps between averagings, 1 or more")
     if outer is not None and not isinstance(outer, OuterNesterov):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
+from poseidon.adapter.features import Features
 from poseidon.errors import InvalidArgument
-from poseidon.options import Settings
 from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.optimizer.succession import Trained
 from poseidon.torch.optimizer.wrapper import OptimizerWrapper
 
 
-def check_arguments(
-    optimizer: Any, model: Any, update: str | None, max_norm: float | None, resume: bool, aggregator: str
-) -> None:
+def check_arguments(optimizer: Any, model: Any, update: str | None, aggregator: str) -> None:
     """InvalidArgument, saying what to pass instead, for arguments that do not fit."""
     if update not in (None, "worker", "server"):
         raise InvalidArgument(f"update is {update!r}: pass 'worker' (the default) or 'server'")
@@ -37,42 +37,45 @@ def check_arguments(
         raise InvalidArgument(
             f"DistributedOptimizer needs the poseidon.DistributedDataParallel, not a {type(model).__name__}"
         )
-    if model.comm_hook_name and model.synchronizer is not None and model.synchronizer.hooked is not None:
-        raise InvalidArgument(
-            f"DistributedOptimizer and the communication hook {model.comm_hook_name} exclude each other: use the "
-            "optimizer itself, or leave register_comm_hook() out"
-        )
-    if update == "server" and max_norm is not None:
-        raise InvalidArgument("the servers see one gradient at a time: clip with update='worker', which has max_norm")
-    if resume and update != "server":
-        raise InvalidArgument("resume takes what servers have saved: with updates on the workers use load_state_dict()")
-    if aggregator != "sum" and (update != "server" or model.synchronizer is None):
+    if aggregator != "sum" and model.synchronizer is None:
         raise InvalidArgument(
             f"aggregator={aggregator!r} is what servers do with the gradients of several workers: pass "
             "update='server', and leave it out with one worker"
         )
 
 
-def refuse_what_is_lost(
-    settings: Settings, update: str | None, max_norm: float | None, clip: str, resume: bool
-) -> None:
-    """Refuses, with on_failure=rejoin or shrink, settings whose state a replacement could not be given."""
-    if update == "server" and not settings.checkpoint_dir:
-        raise InvalidArgument(
-            "update='server' keeps parameters and optimizer state on the servers, which may be lost: with "
-            f"on_failure={settings.on_failure} set checkpoint_dir, from which they go on, or use update='worker'"
-        )
-    if update == "server" and settings.checkpoint_keep < 2:
-        raise InvalidArgument(
-            "checkpoint_keep=1 leaves nothing to go back to while the workers end the step of the newest checkpoint: "
-            f"with on_failure={settings.on_failure} keep 2 or more"
-        )
-    if resume:
-        raise InvalidArgument(
-            f"with on_failure={settings.on_failure} Recovery goes on from checkpoint_dir by itself: leave resume out"
-        )
-    if max_norm is not None and clip == "previous":
-        raise InvalidArgument(
-            "clip='previous' needs the norm of the step before, which a worker that replaces another does not have: "
-            "use clip='gathered' with on_failure=rejoin or shrink, or on_failure=abort"
-        )
+def features_of(
+    optimizer: Optimizer,
+    model: Trained,
+    update: str,
+    max_norm: float | None,
+    clip: str,
+    resume: bool,
+    aggregator: str,
+) -> Features:
+    """The features of a `DistributedOptimizer` with these arguments.
+
+    Raises InvalidArgument if they exclude each other, or one that the job or the model has.
+    """
+    settings, kind = model.context.settings, type(optimizer).__name__
+    values = {
+        "distributed_optimizer": "",
+        f"update_{update}": "",
+        "aggregator": repr(aggregator) if aggregator != "sum" else None,
+        "resume": "" if resume else None,
+        "max_norm": "" if max_norm is not None else None,
+        "clip_previous": "" if max_norm is not None and clip == "previous" else None,
+        "server_unsaved": "" if update == "server" and not settings.checkpoint_dir else None,
+        "one_version": "" if update == "server" and settings.checkpoint_keep < 2 else None,
+        "lbfgs": kind if isinstance(optimizer, torch.optim.LBFGS) else None,
+        "scaling_optimizer": None if isinstance(optimizer, torch.optim.SGD) else kind,
+    }
+    found = Features(within=model.features)
+    given = {param for group in optimizer.param_groups for param in group["params"]}
+    for entry in model.entries:
+        if entry.form.is_sparse and entry.param in given:
+            found.add("sparse", entry.name)
+    for name, value in values.items():
+        if value is not None:
+            found.add(name, value)
+    return found

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from poseidon.errors import InvalidArgument
-from poseidon.torch.model.parameters import SyncedParameter
 
 CLIPS = ("gathered", "previous")
 _EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
@@ -63,16 +62,6 @@ class Clipping:
         total = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms])) if norms else None
         self._previous = StepClipping(self._max_norm, torch.zeros(()) if total is None else total)
         return self._previous
-
-
-def refuse_unclipped(clipping: Clipping | None, entries: Sequence[SyncedParameter]) -> None:
-    """InvalidArgument for a parameter that it cannot clip, because its gradients have no norm."""
-    sparse = next((entry.name for entry in entries if entry.form.is_sparse), None)
-    if clipping is not None and sparse is not None:
-        raise InvalidArgument(
-            f"max_norm cannot clip parameter {sparse}, whose gradients are sparse: leave max_norm out, or create "
-            "the embedding with sparse=False"
-        )
 
 
 def make_clipping(max_norm: float | None, clip: str) -> Clipping | None:

@@ -10,14 +10,14 @@ import torch
 from torch.optim import Optimizer
 
 from poseidon.adapter.agreement import check_same
-from poseidon.adapter.drift import check_optimizer, ranks_drift
+from poseidon.adapter.features import SAME_STEP, Features
 from poseidon.adapter.membership import Membership
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.optimizer.arguments import check_arguments, refuse_what_is_lost
-from poseidon.torch.optimizer.clipping import Clipping, make_clipping, refuse_unclipped
+from poseidon.torch.optimizer.arguments import check_arguments, features_of
+from poseidon.torch.optimizer.clipping import Clipping, make_clipping
 from poseidon.torch.optimizer.hyperparameters import ComparedHyperparameters
 from poseidon.torch.optimizer.known import updates_per_parameter
 from poseidon.torch.optimizer.rules import algorithm_of, check_aggregator, check_options, entries_of
@@ -46,10 +46,7 @@ def _scaling(name: str, on_servers: Any) -> Any:
 
     def put(self: DistributedOptimizer, value: Any) -> None:
         if self._on_servers:
-            raise InvalidArgument(
-                "GradScaler and update='server' exclude each other: backward has applied the scaled gradients already; "
-                "use torch.autocast with bfloat16, which needs no scaling, or update='worker'"
-            )
+            Features.refuse("grad_scaler", "update_server")
         setattr(self._inner, name, value)
 
     def drop(self: DistributedOptimizer) -> None:
@@ -92,25 +89,19 @@ class DistributedOptimizer(OptimizerWrapper):
         aggregator: str = "sum",
         per_parameter: bool = False,
     ) -> None:
-        check_arguments(optimizer, model, update, max_norm, resume, aggregator)
+        check_arguments(optimizer, model, update, aggregator)
+        trained = model.trained_model()
+        features = features_of(optimizer, trained, update or "worker", max_norm, clip, resume, aggregator)
         self.resumed_version = 0
         self._server: ServerUpdate | None = None
         self._worker: WorkerUpdate | None = None
         self._whole: WholeStep | None = None  # instead of `_worker`, for optimizers that need all gradients
         super().__init__(optimizer)
         self._model = model
-        if self._membership.recovers:
-            refuse_what_is_lost(self._membership.settings, update, max_norm, clip, resume)
         self._on_servers = update == "server"
-        check_optimizer(
-            self._membership.settings,
-            self._on_servers,
-            type(optimizer).__name__,
-            isinstance(optimizer, torch.optim.SGD),
-        )
         self._steps_made = 0
         self._compared = ComparedHyperparameters(optimizer, counts=not self._membership.recovers)
-        self._tenure = Tenure(self, self._compared)
+        self._tenure = Tenure(self, features, self._compared)
         if self._on_servers and model.synchronizer is not None:
             self._update_on_servers(model.synchronizer, resume, aggregator)
         else:
@@ -135,14 +126,12 @@ class DistributedOptimizer(OptimizerWrapper):
         if not here.recovers:
             assert here.control is not None
             check_same(here.control, f"{aggregator}\n{described(self._inner, _names(groups))}", "optimizer")
-        if aggregator != "sum" and self._model.trained_model().weight.given:
-            raise InvalidArgument(f"set_weight was called, and aggregator {aggregator} knows no weights: leave one out")
         entries = [entry for group in groups for entry in group]
         succeed(self._model.trained_model(), entries, on_servers=True)
         sync.aggregator = aggregator
         new = [entry for entry in entries if not entry.on_servers]
         sync.store(new)
-        means = not ranks_drift(here.settings)
+        means = here.features.keeps(SAME_STEP)
         self._server = ServerUpdate(algorithm, groups, self.param_groups, means, self._tenure, aggregator)
         sync.updates.append(self._server)
         enter(self._model.trained_model(), self._server)
@@ -173,7 +162,6 @@ class DistributedOptimizer(OptimizerWrapper):
             control = self._membership.control
             if control is not None and not self._membership.recovers:
                 check_same(control, f"{apart}\n{described(self._inner, _names(groups))}", "optimizer")
-        refuse_unclipped(clipping, entries)
         succeed(self._model.trained_model(), entries, on_servers=False)
         if not apart:
             self._whole = WholeStep(self._inner, clipping, self._tenure)
@@ -186,6 +174,7 @@ class DistributedOptimizer(OptimizerWrapper):
         enter(self._model.trained_model(), worker)
         worker.take(entries)
         self._worker = worker
+        self._tenure.features.add("per_parameter")
 
     @property
     def model(self) -> DistributedDataParallel:

@@ -96,11 +96,6 @@ UPDATED_DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 def _check_updatable(entry: SyncedParameter) -> None:
     """InvalidArgument for a parameter that servers do not update."""
     name, param = entry.name, entry.param
-    if entry.form.is_sparse:
-        raise InvalidArgument(
-            f"parameter {name} has sparse gradients, which servers do not take: use update='worker', or create the "
-            "embedding with sparse=False"
-        )
     if param.is_complex():
         raise InvalidArgument(
             f"parameter {name} has dtype {param.dtype}; servers update real numbers only: use update='worker'"

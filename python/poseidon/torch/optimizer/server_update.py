@@ -15,6 +15,7 @@ import torch
 
 from poseidon import _core
 from poseidon.adapter.control import Control
+from poseidon.adapter.features import Features
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.restore import restore
 from poseidon.torch.model.parameters import SyncedParameter
@@ -275,16 +276,12 @@ class ServerUpdate:
             return {entry: host.to(entry.param.device) for entry, host in hosts.items()}
 
     def _check_equal(self, entries: Sequence[SyncedParameter]) -> None:
-        """PoseidonError unless the gradients of these parameters, which were written to, are what they were."""
+        """InvalidArgument unless the gradients of these parameters, which were written to, are what they were."""
         means = self._pull_means(entries) if self._shows_means else {}
         for entry in entries:
             grad, mean = entry.param.grad, means.get(entry)
             if grad is None or mean is None or not same_bits(grad, mean):
-                raise PoseidonError(
-                    f"the gradient of {entry.name} was changed between backward and step(), which has no effect: the "
-                    "servers have used what backward pushed; for clipping and the like pass update='worker' to "
-                    "DistributedOptimizer"
-                )
+                Features.refuse("changed_gradient", "update_server", entry.name)
             _stored(entry).show_fetched(grad)
 
     # State.

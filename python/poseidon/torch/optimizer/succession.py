@@ -7,12 +7,13 @@ a step of some of its parameters is none of its steps. One that the program has 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Protocol
 
+from poseidon.adapter.features import Features
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.step_check import Compared
-from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.errors import PoseidonError
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
 
@@ -37,10 +38,17 @@ class Update(Protocol):
 class Tenure:
     """One DistributedOptimizer's time with its parameters, and what it compares with the other ranks meanwhile."""
 
-    def __init__(self, owner: Any, compared: Compared | None = None) -> None:
+    def __init__(self, owner: Any, features: Features, compared: Compared | None = None) -> None:
         self._owner = weakref.ref(owner)
+        self.features = features
         self.compared = compared
         self.over = False
+
+    def note_sparse(self, entries: Iterable[SyncedParameter]) -> None:
+        """Raises InvalidArgument if one of these, which the optimizer is to update, is sparse and must not be."""
+        for entry in entries:
+            if entry.form.is_sparse:
+                self.features.add("sparse", entry.name)
 
     @property
     def dropped(self) -> bool:
@@ -62,12 +70,14 @@ class Trained(Protocol):
     optimizers: list[Any]
     sync: Synchronizer | None
     context: Membership
+    features: Features
     entries: list[SyncedParameter]
 
 
 def enter(model: Trained, update: Update) -> None:
     """`update` is one of the model's from now on."""
     model.optimizers.append(update)
+    model.features.take(update.tenure.features)
     if model.sync is not None and update.tenure.compared is not None:
         model.sync.step_check.add(update.tenure.compared)
 
@@ -83,10 +93,7 @@ def succeed(model: Trained, entries: Collection[SyncedParameter], on_servers: bo
     wanted, control, sync = set(entries), model.context.control, model.sync
     flags = [int(one.tenure.dropped or (one.exclusive and not wanted.isdisjoint(one.entries))) for one in earlier]
     if any(flags) and model.context.recovers and control is not None:
-        raise InvalidArgument(
-            "a second DistributedOptimizer for the same parameters, and Recovery was given the first: make it before "
-            "Recovery, or start a run of its own with it"
-        )
+        model.features.check("successor")
     if earlier and control is not None and not model.context.recovers:
         flags = control.sum(flags)
     ended = [one for one, flag in zip(earlier, flags, strict=True) if flag]
@@ -95,6 +102,7 @@ def succeed(model: Trained, entries: Collection[SyncedParameter], on_servers: bo
     stored = [entry for entry in model.entries if entry.on_servers]
     for one in ended:
         one.tenure.over = True
+        model.features.leave(one.tenure.features)
         one.end(wanted if on_servers else ())
         if sync is None:
             continue

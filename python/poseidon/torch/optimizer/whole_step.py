@@ -14,7 +14,7 @@ import torch
 from torch.optim import Optimizer
 
 from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.optimizer.clipping import Clipping, refuse_unclipped
+from poseidon.torch.optimizer.clipping import Clipping
 from poseidon.torch.optimizer.partial_step import whole_step
 from poseidon.torch.optimizer.succession import Tenure
 
@@ -32,7 +32,7 @@ class WholeStep:
 
     def take(self, entries: Sequence[SyncedParameter]) -> None:
         """InvalidArgument for a parameter that it cannot clip."""
-        refuse_unclipped(self._clipping, entries)
+        self.tenure.note_sparse(entries)
         self.entries += entries
 
     def end(self, kept: Collection[SyncedParameter]) -> None:

@@ -16,7 +16,7 @@ from poseidon.errors import PoseidonError
 from poseidon.torch.exchange.pending_exchange import PendingExchange
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.optimizer.clipping import Clipping, StepClipping, refuse_unclipped
+from poseidon.torch.optimizer.clipping import Clipping, StepClipping
 from poseidon.torch.optimizer.partial_step import PartialStep
 from poseidon.torch.optimizer.succession import Tenure
 from poseidon.torch.optimizer.undo import UpdateUndo
@@ -91,7 +91,7 @@ class WorkerUpdate:
 
     def take(self, entries: Sequence[SyncedParameter]) -> None:
         """From now on the end of backward does not wait for these parameters. InvalidArgument for one it cannot."""
-        refuse_unclipped(self._clipping, entries)
+        self.tenure.note_sparse(entries)
         self.entries += entries
         for entry in entries:
             entry.update_by(self)

@@ -48,17 +48,13 @@ class _TorchProcess(Process):
         """The job of the ranks of `group`, which are not all. Collective among those at its first call."""
         self._leave_former_world()
         base = resolve(world(), **_words_of_the_program(group)) if self.own is None else self.own.settings
-        if base.on_failure != "abort":
-            raise InvalidArgument(
-                f"process_group has not all ranks, and on_failure is {base.on_failure}: workers are replaced in jobs "
-                "of all ranks only, so use on_failure=abort, or leave process_group out"
-            )
         job = part_of_job(base.job, group)
         if job not in self._parts:
             self._prepare()
             self._parts[job] = Membership(
                 base.replace(job=job, rank=dist.get_rank(group), world_size=dist.get_world_size(group)),
                 self._arrays,
+                "part",
                 is_world=False,
             )
             self._note_world()

@@ -10,7 +10,6 @@ from poseidon.adapter.arrays import Bytes
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.layer_table import Residual
 from poseidon.adapter.snapshots import tell
-from poseidon.errors import InvalidArgument
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.exchange.synchronizer import Synchronizer
 
@@ -34,15 +33,12 @@ class LossyLayers:
         self._gone: list[str] = []  # layers whose residual the failure of the attempt has taken
         self._next: Residuals | None = None  # those with which `resume` goes on
 
-    def refuse(self, what: str) -> None:
-        """InvalidArgument, naming a layer that may take a lossy scheme, if there is one."""
+    def refuse_servers(self) -> None:
+        """InvalidArgument, naming a layer that may take a lossy scheme beside layers on servers, if there is one."""
         for model in self._models:
             for entry in model.synced_parameters:
                 if entry.may_be_lossy:
-                    raise InvalidArgument(
-                        f"Recovery with {what} cannot bring back what the lossy scheme or wire format of parameter "
-                        f"{entry.name} has not sent: use an exact one for it, or no error_feedback"
-                    )
+                    model.trained_model().features.check("server_residuals", entry.name)
 
     def begin(self, step: int) -> None:
         """An attempt at this step begins. Waits for exchanges of lossy layers in flight."""

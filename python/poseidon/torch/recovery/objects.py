@@ -59,7 +59,7 @@ class TrainingObjects(TrainingState):
         self._streams_left: StreamStates | None = None  # where a failed attempt has left them
         self._lossy = LossyLayers(self.models)
         if recovers and self.on_servers:
-            self._lossy.refuse("update='server'")
+            self._lossy.refuse_servers()
         if recovers:
             self._watch_updates(undo)
 
@@ -71,15 +71,13 @@ class TrainingObjects(TrainingState):
             )
 
     def _watch_updates(self, undo: bool) -> None:
+        for model in self.models if self._keeps_copies and not undo else []:
+            model.trained_model().features.add("no_undo")
         for one in self._optimizers if self._keeps_copies else []:
             if isinstance(one, DistributedOptimizer) and (kept := one.keep_undo()) is not None:
                 self._undos[one] = kept
             if not undo:
                 one.register_step_pre_hook(self._note_step)
-        if self._undos and not undo:
-            raise InvalidArgument(
-                "undo=False does not go with DistributedOptimizer, whose updates outlive their step: leave undo out"
-            )
         self._check_optimizers()
 
     def _check_optimizers(self) -> None:

@@ -13,7 +13,8 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistri
 
 from poseidon.adapter.agreement import check_same
 from poseidon.adapter.control import Control
-from poseidon.adapter.drift import check_model, check_rounding, drift_option, ranks_drift
+from poseidon.adapter.drift import check_layers, check_rounding
+from poseidon.adapter.features import SAME_STEP, Features
 from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.adapter.membership import Membership
@@ -61,6 +62,7 @@ class TrainedModel:
     ) -> None:
         check_module(module, here.settings.world_size)
         self.context = here
+        self.features = Features("wrapped", within=here.features)
         self.module = module
         self.recorder = Recorder()
         self._run_recorder: RunRecorder | None = None
@@ -79,7 +81,10 @@ class TrainedModel:
         self._changes = ChangeWatch(module, self.entries, self._ignored)
         self._in_backward: OptimizersInBackward | None = None
         self.buffers = ModelBuffers(module, self._ignored)
-        check_model(here.settings, self.entries, sends_buffers and bool(self.buffers.tensors()))
+        if sends_buffers and self.buffers.tensors():
+            self.features.add("sent_buffers")
+        check_layers(self.features, self.entries)
+        here.features.take(self.features)
         if here.settings.world_size > 1:
             _take_over(module, self.entries)
             self.sync = self._make_synchronizer()
@@ -87,7 +92,7 @@ class TrainedModel:
 
     def _make_synchronizer(self) -> Synchronizer:
         here, reference = self.context, weakref.ref(self)  # no cycle: without its wrapper a module is at once plain
-        sync = Synchronizer(self.entries, here.settings)
+        sync = Synchronizer(self.entries, here.settings, here.features)
         sync.module = weakref.ref(_plain(self.module))
 
         def finished(run: BackwardRun) -> None:
@@ -100,7 +105,7 @@ class TrainedModel:
         def in_join() -> bool:
             return (trained := reference()) is not None and trained.join is not None
 
-        if not ranks_drift(here.settings):
+        if here.features.keeps(SAME_STEP):
             self._empty_steps = EmptySteps(sync, here.rank, in_join)
         if here.recovers and self._sends_buffers:
 
@@ -113,7 +118,7 @@ class TrainedModel:
         return sync
 
     def _make_replica(self, reference: weakref.ref[TrainedModel], sync: Synchronizer) -> Unwatched:
-        check = replica_check(self.context.settings)
+        check = replica_check(self.context.settings, self.features)
         if check is None:
             return Unwatched()
         replica = Replica(self.module, self._ignored, check)
@@ -177,12 +182,7 @@ class TrainedModel:
         here, sync = self.context, self.sync
         if sync is None:
             return  # a mean over one worker
-        if self.join is not None:
-            raise InvalidArgument("set_weight inside join() is not supported: give ranks without rows weight 0 instead")
-        if sync.hooked is not None:
-            raise InvalidArgument("the model has a communication hook, which knows no weights: leave one of them out")
-        if sync.aggregator != "sum":
-            raise InvalidArgument(f"aggregator {sync.aggregator} knows no weights: leave one of them out")
+        self.features.add("set_weight")
         self.weight.set(weight, here)
 
     def plan(self, link_bits_per_s: float | None = None) -> PlanTable:
@@ -267,6 +267,7 @@ class TrainedModel:
     def end_join(self) -> None:
         """All ranks have made the same steps again."""
         self.join = None
+        self.features.remove("join")
         if self.sync is not None:
             self.sync.divisor = self.context.world_size
 
@@ -281,7 +282,7 @@ class TrainedModel:
         for entry in self.entries:
             if entry.dtype == "float32":
                 check_wire(entry.name, entry.param, entry.compression.allowed or entry.asked_scheme, wire)
-                check_rounding(self.context.settings, entry, wire)
+                check_rounding(self.features, entry, wire)
         self.sync.send_as(wire)
 
     def compress_by(self, hook: PowerSGDHook) -> None:
@@ -291,11 +292,7 @@ class TrainedModel:
         """
         if self.sync is None:
             return  # nothing is sent
-        if ranks_drift(self.context.settings):
-            raise InvalidArgument(
-                "powerSGD_hook takes a scheme in which every worker waits for all others: with "
-                f"{drift_option(self.context.settings)} leave the hook out"
-            )
+        self.features.add("powersgd_hook")
         self._check_not_stored()
         open_ones = [entry for entry in self.entries if is_open(entry)]
         if not open_ones:
@@ -319,16 +316,22 @@ class TrainedModel:
                 "told: call register_comm_hook before DistributedOptimizer"
             )
 
-    def exchange_by(self, hooked: HookedTransfer) -> None:
-        """From now on gradients go through a communication hook of torch's form."""
+    def check_hook(self, name: str) -> None:
+        """InvalidArgument if the model's gradients cannot go through a communication hook of torch's form."""
         if self.sync is None:
             return  # there is nothing to communicate
-        taken = next((entry.name for entry in self.entries if entry.updater is not None or entry.on_servers), None)
-        if taken is not None:
-            raise InvalidArgument(
-                f"register_comm_hook and the DistributedOptimizer of parameter {taken} exclude each other: use the "
-                "optimizer itself, or leave the hook out"
-            )
+        dense = Features(within=self.features)
+        for entry in self.entries:
+            if entry.form.is_sparse:
+                dense.add("sparse", entry.name)
+        dense.check("comm_hook", name)
+
+    def exchange_by(self, hooked: HookedTransfer, name: str) -> None:
+        """From now on gradients go through a communication hook of torch's form, which is called `name`."""
+        if self.sync is None:
+            return  # there is nothing to communicate
+        self.check_hook(name)
+        self.features.add("comm_hook", name)
         for entry in self.entries:
             entry.capture(False)
         self.sync.hooked = hooked

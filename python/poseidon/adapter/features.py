@@ -1,0 +1,454 @@
+"""What a job may combine: one table of features, and one function that refuses.
+
+A running job has properties, such as that all ranks are in the same step. Each feature says which properties it needs
+and which it breaks. Two features exclude each other if one needs what the other breaks. The properties and the core's
+own features stand in include/poseidon/features.def. `FEATURES` adds those of Python. docs/features.md shows it all.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from poseidon import _core
+from poseidon.errors import InvalidArgument
+from poseidon.options import Settings
+
+PROPERTIES: Mapping[str, str] = _core.properties()
+"""The name of each property to a sentence that is true unless a feature breaks it."""
+
+SAME_STEP = "same_step"
+"""The property on which most behaviour depends."""
+
+Clauses = Mapping[str, str]
+"""Properties, each with why a feature needs or breaks it: what a message has after the feature's name."""
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature. `written` is what users write for it; `{}` in it is the value that they give.
+
+    `remedy` says how to do without it. `when` finds the value in a process's settings: None if they do not give the
+    feature. A feature without `when` is one of the core, or a call adds it.
+    """
+
+    name: str
+    written: str
+    needs: Clauses = field(default_factory=dict)
+    breaks: Clauses = field(default_factory=dict)
+    remedy: str = ""
+    when: Callable[[Settings], str | None] | None = None
+
+
+def _value_of(option: str, *usual: str) -> Callable[[Settings], str | None]:
+    """The option's value, if it is none of the usual ones."""
+
+    def find(settings: Settings) -> str | None:
+        value = getattr(settings, option)
+        return None if value in usual else str(value)
+
+    return find
+
+
+CORE_FEATURES = tuple(Feature(**row) for row in _core.feature_rows())
+"""The features of the core."""
+
+PYTHON_FEATURES = (
+    # Options that the core does not know, or treats alike.
+    Feature(
+        "scheme",
+        "scheme={}",
+        needs={"gradient_exchange": "is a way in which gradients travel"},
+        remedy="leave scheme out",
+        when=_value_of("scheme", "auto", "ps"),
+    ),
+    Feature(
+        "rare_scheme",
+        "scheme={}",
+        needs={"every_scheme": "is not among the schemes that every adapter knows"},
+        remedy="leave scheme out",
+        when=_value_of("scheme", "auto", "ps", "sfb", "sharded_factors"),
+    ),
+    Feature(
+        "lossy",
+        "lossy={}",
+        needs={"open_steps": "lets layers change to another scheme between steps"},
+        remedy="leave lossy out",
+        when=_value_of("lossy", ""),
+    ),
+    Feature(
+        "error_feedback",
+        "error_feedback=on",
+        needs={"kept_rounding": "adds what is rounded off to the next gradient"},
+        remedy="leave error_feedback out",
+        when=_value_of("error_feedback", "off"),
+    ),
+    Feature(
+        "sequential",
+        "schedule=sequential",
+        needs={"open_steps": "starts exchanges when backward is over"},
+        remedy="use schedule=wait_free",
+        when=_value_of("schedule", "wait_free"),
+    ),
+    # Frameworks.
+    Feature(
+        "jax",
+        "poseidon.jax",
+        breaks={
+            "open_steps": "compiles a step into one program",
+            "every_scheme": "knows the schemes auto, ps, sfb and sharded_factors",
+            "kept_rounding": "keeps nothing of one compiled step for the next",
+        },
+        remedy="use poseidon.torch",
+    ),
+    Feature(
+        "tensorflow",
+        "poseidon.tensorflow",
+        breaks={"open_steps": "compiles a step into one graph"},
+        remedy="use poseidon.torch",
+    ),
+    Feature(
+        "exchange",
+        "poseidon.connect()",
+        breaks={"kept_rounding": "keeps nothing that wire rounds off"},
+        remedy="use an adapter, such as poseidon.torch",
+    ),
+    # Who updates.
+    Feature(
+        "distributed_optimizer",
+        "DistributedOptimizer",
+        needs={
+            "gradient_exchange": "has the mean gradient of all ranks in every step",
+            "own_exchange": "updates parameters as Poseidon brings their gradients",
+            "one_backward": "updates parameter by parameter after one backward pass",
+        },
+        remedy="use the optimizer itself, without DistributedOptimizer",
+    ),
+    Feature(
+        "update_worker",
+        "update='worker'",
+        breaks={"server_updates": "makes the updates on the workers"},
+        remedy="pass update='server' to DistributedOptimizer",
+    ),
+    Feature(
+        "plain_update",
+        "the update of parameter {} on the workers",
+        breaks={"server_updates": "leaves the servers without it"},
+        remedy="wrap the optimizer of all parameters in DistributedOptimizer(optimizer, model, update='server')",
+    ),
+    Feature(
+        "per_parameter",
+        "DistributedOptimizer with update='worker'",
+        breaks={"updates_in_step": "makes updates that outlive their step"},
+        remedy="use the optimizer itself",
+    ),
+    Feature(
+        "update_server",
+        "update='server'",
+        needs={
+            "kept_values": "has servers that keep parameters and optimizer state",
+            "dense_gradients": "has servers that take dense gradients only",
+            "data_everywhere": "takes the hyperparameters of rank 0 in every step",
+        },
+        breaks={"gradient_first": "applies gradients as backward gives them, one at a time"},
+        remedy="use update='worker'",
+    ),
+    Feature(
+        "server_unsaved",
+        "update='server' without checkpoint_dir",
+        breaks={"state_survives": "keeps parameters and optimizer state on servers, which may be lost"},
+        remedy="set checkpoint_dir, from which they go on, or use update='worker'",
+    ),
+    Feature(
+        "one_version",
+        "checkpoint_keep=1 with update='server'",
+        breaks={"state_survives": "leaves nothing to go back to while the newest checkpoint is written"},
+        remedy="keep 2 or more",
+    ),
+    Feature(
+        "resume",
+        "resume=True",
+        needs={"server_updates": "takes what servers have saved, and workers load theirs by load_state_dict()"},
+        breaks={"state_survives": "takes what Recovery takes from checkpoint_dir by itself"},
+        remedy="leave resume out",
+    ),
+    Feature(
+        "aggregator",
+        "aggregator={}",
+        needs={
+            "server_updates": "is what servers do with the gradients of several workers",
+            "own_gradients": "needs the own gradient of every rank",
+            "common_updates": "reduces the gradients of all ranks to one",
+        },
+        breaks={"plain_mean": "knows no weights"},
+        remedy="leave aggregator out",
+    ),
+    Feature(
+        "scaling_optimizer",
+        "{}",
+        needs={"common_updates": "scales its updates by the size of the gradients of all ranks"},
+        remedy="use torch.optim.SGD",
+    ),
+    Feature(
+        "lbfgs",
+        "{}",
+        breaks={"one_backward": "makes several backward passes in a step, and needs all gradients together"},
+        remedy="use another optimizer",
+    ),
+    Feature(
+        "successor",
+        "a second DistributedOptimizer for the same parameters",
+        breaks={"state_survives": "takes over from the one that Recovery was given"},
+        remedy="make it before Recovery, or start a run of its own with it",
+    ),
+    Feature(
+        "max_norm",
+        "max_norm",
+        needs={
+            "gradient_first": "clips by the norm of all gradients before the update",
+            "dense_gradients": "needs norms, which sparse gradients do not have",
+        },
+        remedy="leave max_norm out",
+    ),
+    Feature(
+        "clip_previous",
+        "clip='previous'",
+        breaks={"state_survives": "needs the norm of the step before, which a replacement does not have"},
+        remedy="use clip='gathered'",
+    ),
+    Feature(
+        "grad_scaler",
+        "GradScaler",
+        needs={"gradient_first": "divides gradients by its scale before the update"},
+        remedy="use torch.autocast with bfloat16, which needs no scaling",
+    ),
+    Feature(
+        "changed_gradient",
+        "a change of {}.grad between backward and step()",
+        needs={"gradient_first": "is made to the gradient before the update"},
+        remedy="clip by max_norm",
+    ),
+    # How a model is trained.
+    Feature(
+        "wrapped",
+        "DistributedDataParallel",
+        needs={"gradient_exchange": "exchanges gradients at every step"},
+        remedy="pass the module inside (.module) to LocalSGD, and train that",
+    ),
+    Feature(
+        "local_sgd",
+        "LocalSGD",
+        needs={
+            "same_step": "averages on all ranks at once",
+            "fixed_ranks": "needs what every rank has trained since the last averaging",
+        },
+        breaks={
+            "gradient_exchange": "leaves gradients where they are, and averages parameters",
+            "kept_rounding": "keeps nothing that the wire format of pseudo-gradients rounds off",
+        },
+        remedy="use DistributedDataParallel instead of LocalSGD",
+    ),
+    Feature(
+        "local_sgd_outer",
+        "LocalSGD with outer, wire or parameter_wire",
+        needs={"kept_values": "has servers that keep the global parameters"},
+        remedy="leave outer, wire and parameter_wire out",
+    ),
+    Feature(
+        "local_sgd_unsaved",
+        "LocalSGD in a Recovery without a directory",
+        breaks={"state_survives": "has a state of its own on every rank, which no other rank can give away"},
+        remedy="pass a directory to Recovery, in which each rank saves it",
+    ),
+    Feature(
+        "sent_buffers",
+        "broadcast_buffers=True with a module that has buffers",
+        needs={"same_step": "makes all ranks wait for rank 0 before every forward pass"},
+        remedy="pass broadcast_buffers=False, and poseidon.broadcast() the buffers when ranks are to agree on them",
+    ),
+    Feature(
+        "sparse",
+        "parameter {} with sparse gradients",
+        breaks={"dense_gradients": "has rows in place of a dense gradient"},
+        remedy="create the embedding with sparse=False",
+    ),
+    Feature(
+        "join",
+        "join()",
+        needs={"same_step": "asks all ranks before every step"},
+        breaks={"data_everywhere": "lets ranks, and rank 0 too, run out of data"},
+        remedy="give every rank as many batches",
+    ),
+    Feature(
+        "other_join",
+        "join() of another model",
+        needs={"data_everywhere": "needs the steps of both models on all ranks"},
+        remedy="use torch.distributed.algorithms.Join([model, other]), which joins both",
+    ),
+    Feature(
+        "set_weight",
+        "set_weight()",
+        needs={
+            "same_step": "makes a mean over the rows that all ranks have in a step",
+            "plain_mean": "weighs the ranks in a mean",
+            "data_everywhere": "takes the weight 0 of ranks without rows",
+        },
+        remedy="leave set_weight() out",
+    ),
+    Feature(
+        "comm_hook",
+        "the communication hook {}",
+        needs={"dense_gradients": "takes buckets of dense gradients"},
+        breaks={
+            "own_exchange": "exchanges gradients at the end of backward",
+            "plain_mean": "knows no weights",
+        },
+        remedy="leave register_comm_hook() out",
+    ),
+    Feature(
+        "powersgd_hook",
+        "powerSGD_hook",
+        needs={"same_step": "takes a scheme in which every rank waits for all others"},
+        remedy="leave the hook out",
+    ),
+    # Where workers are, and what becomes of one that is lost.
+    Feature(
+        "part",
+        "process_group with a part of the ranks",
+        breaks={"state_survives": "makes a job of its own, and workers are replaced in jobs of all ranks only"},
+        remedy="leave process_group out",
+    ),
+    Feature(
+        "torch_group",
+        "dist.init_process_group()",
+        breaks={"state_survives": "makes a group in which torch cannot replace a worker"},
+        remedy="leave dist.init_process_group() out",
+    ),
+    Feature(
+        "no_undo",
+        "undo=False",
+        needs={"updates_in_step": "keeps no copies from which an update could be undone"},
+        remedy="leave undo out",
+    ),
+    Feature(
+        "server_residuals",
+        "update='server' with the lossy scheme or wire format of parameter {}",
+        breaks={"state_survives": "has what was not sent on one rank alone"},
+        remedy="use an exact one for it, or no error_feedback",
+    ),
+)
+"""The features that Python adds."""
+
+FEATURES: Mapping[str, Feature] = {one.name: one for one in (*CORE_FEATURES, *PYTHON_FEATURES)}
+"""Every feature, by name."""
+
+
+def refusal(one: Feature, other: Feature, values: Mapping[str, str] = {}) -> str:
+    """Why the two exclude each other: both as users write them, the reasons and the remedies. Empty if they do not."""
+    for needing, breaking in ((one, other), (other, one)):
+        for name, why in needing.needs.items():
+            if name in breaking.breaks:
+                sides = [
+                    (_written(needing, values), why, needing.remedy),
+                    (_written(breaking, values), breaking.breaks[name], breaking.remedy),
+                ]
+                return _core.refusal(*sides[0], *sides[1])
+    return ""
+
+
+def _written(feature: Feature, values: Mapping[str, str]) -> str:
+    return feature.written.format(values.get(feature.name, "…"))
+
+
+class Features:
+    """The features of a job, or of one of its models or optimizers. Used from the thread that trains.
+
+    A part, such as a model, has what it lies `within`, too. Parts of the same whole know nothing of each other.
+    """
+
+    def __init__(self, *names: str, within: Features | None = None) -> None:
+        self._within = within
+        self._values: dict[str, str] = {}  # of the features that are present
+        self._parts: list[weakref.ref[Features]] = []
+        for name in names:
+            self.add(name)
+
+    @classmethod
+    def of(cls, settings: Settings, *more: str) -> Features:
+        """Those of a job with these settings, and `more`. Raises InvalidArgument as `add` does."""
+        found = cls(*settings.core_features, *more)
+        for feature in PYTHON_FEATURES:
+            if feature.when is not None and (value := feature.when(settings)) is not None:
+                found.add(feature.name, value)
+        return found
+
+    def add(self, name: str, value: Any = "") -> None:
+        """From now on the feature is present, with the `value` that users give.
+
+        Raises InvalidArgument, and adds nothing, if it and one that is present exclude each other. The text names both,
+        why, and what to do.
+        """
+        if name in self._values:
+            return
+        self.check(name, value)
+        self._values[name] = str(value)
+
+    def check(self, name: str, value: Any = "") -> None:
+        """Raises InvalidArgument if `add` would."""
+        for present, values in self._all():
+            if text := refusal(FEATURES[name], FEATURES[present], {**values, name: str(value)}):
+                raise InvalidArgument(text)
+
+    @staticmethod
+    def refuse(one: str, other: str, value: str = "") -> NoReturn:
+        """Raises the InvalidArgument of two features that exclude each other. `value`: what is given for the first."""
+        raise InvalidArgument(refusal(FEATURES[one], FEATURES[other], {one: value}))
+
+    @property
+    def parts(self) -> Sequence[Features]:
+        """What lies within this, and has not ended."""
+        return [part for one in self._parts if (part := one()) is not None]
+
+    def remove(self, name: str) -> None:
+        """The feature is not present any more."""
+        self._values.pop(name, None)
+
+    def take(self, part: Features) -> None:
+        """What is added from now on must go with this part's features, too, as long as somebody holds the part."""
+        self._parts = [*(weakref.ref(one) for one in self.parts), weakref.ref(part)]
+
+    def leave(self, part: Features) -> None:
+        """The part has ended."""
+        self._parts = [weakref.ref(one) for one in self.parts if one is not part]
+
+    def has(self, name: str) -> bool:
+        """Whether the feature is present here or in what this lies within."""
+        return name in self._values or (self._within is not None and self._within.has(name))
+
+    def keeps(self, name: str) -> bool:
+        """Whether the property is true."""
+        return self.breaking(name) is None
+
+    def breaking(self, name: str) -> str | None:
+        """The feature that breaks the property, as users write it; None if it is true."""
+        for present, values in self._here():
+            if name in FEATURES[present].breaks:
+                return _written(FEATURES[present], values)
+        return None
+
+    def _here(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        """What is present here and around this, with the values."""
+        if self._within is not None:
+            yield from self._within._here()
+        yield from ((name, self._values) for name in self._values)
+
+    def _inside(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        for part in self.parts:
+            yield from ((name, part._values) for name in part._values)
+            yield from part._inside()
+
+    def _all(self) -> Iterator[tuple[str, Mapping[str, str]]]:
+        yield from self._here()
+        yield from self._inside()
