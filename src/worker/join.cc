@@ -218,7 +218,20 @@ class JobJoin {
     const auto& members = membership_->members;
     for (const Member& member : members)
       if (member.host_id != members.front().host_id) features.add(Feature::several_machines);
-    return features.check();
+    Status status = features.check();
+    if (!status.ok()) wait_until_all_know();
+    return status;
+  }
+
+  /// Rank 0, which may serve the store, leaves when the others have seen there what it has seen, or do not come.
+  void wait_until_all_know() const {
+    const auto key = [this](int rank) {
+      return "poseidon/" + options_.job + "/ruled_out/" + std::to_string(options_.generation) + "/" +
+             std::to_string(rank);
+    };
+    if (options_.rank != 0) return static_cast<void>(store_->set(key(options_.rank), "yes"));
+    for (int rank = 1; rank < options_.world_size; ++rank)
+      if (!store_->get(key(rank), options_.timeout / 10).ok()) return;
   }
 
   Result<Endpoints> endpoints() const {

@@ -245,7 +245,7 @@ class Alone(Training):
             return None
         if self.settings.get("own.aggregator") == "median":
             zeros = torch.zeros_like(next(iter(given.values())))
-            return torch.stack([given.get(rank, zeros) for rank in self.ranks]).median(0).values
+            return torch.stack([given.get(rank, zeros) for rank in self.ranks]).quantile(0.5, dim=0)
         weights = {rank: row_count(self.settings, rank) for rank in self.ranks}
         total = functools.reduce(operator.add, [given[rank] * weights[rank] for rank in sorted(given)])
         return total / sum(weights.values())

@@ -84,6 +84,11 @@ class Pairs:
             XDG_CACHE_HOME=self._cache.name,
         )
 
+    def close(self) -> None:
+        """Ends the processes."""
+        self._team.close()
+        self._cache.cleanup()
+
     def train(self, names: Sequence[str], shows: bool = False) -> Outcome:
         """Trains the job of these features; `shows` prints what every rank says."""
         settings = features.combine(names)

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 import poseidon.torch as poseidon
 from feature_models import CHANGES_AT, Net, Settings, make_optimizer, size_of, step_count
 from feature_training import init_options
@@ -136,7 +138,8 @@ class _Model:
         self._job.moment = "wrap"
         self.features.add("wrapped")
         wishes = options.get("scheme"), options.get("wire")
-        self.entries = list(collect_parameters(self._net, *wishes, self._job.settings, ()))
+        module = torch.compile(self._net, backend="eager") if self._given.get("compiled") else self._net
+        self.entries = list(collect_parameters(module, *wishes, self._job.settings, ()))
         if self._given.get("norm") and options.get("broadcast_buffers", True):
             self.features.add("sent_buffers")
         check_layers(self.features, self.entries)
