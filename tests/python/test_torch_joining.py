@@ -194,4 +194,4 @@ def recovers_beside_torch() -> str:
 
 def test_recovery_beside_torch_distributed_is_refused() -> None:
     for answer in workers.run_fresh(2, recovers_beside_torch):
-        assert answer.startswith("invalid_argument: on_failure=rejoin while torch.distributed is initialized")
+        assert answer.startswith("invalid_argument: on_failure=rejoin and dist.init_process_group() exclude each other")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from poseidon.adapter.control import Control
+from poseidon.adapter.features import Features
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.process import Process
 from poseidon.errors import InvalidArgument
@@ -48,13 +49,13 @@ class _TorchProcess(Process):
         """The job of the ranks of `group`, which are not all. Collective among those at its first call."""
         self._leave_former_world()
         base = resolve(world(), **_words_of_the_program(group)) if self.own is None else self.own.settings
+        Features.of(base, "part")
         job = part_of_job(base.job, group)
         if job not in self._parts:
             self._prepare()
             self._parts[job] = Membership(
                 base.replace(job=job, rank=dist.get_rank(group), world_size=dist.get_world_size(group)),
                 self._arrays,
-                "part",
                 is_world=False,
             )
             self._note_world()
