@@ -56,9 +56,9 @@ CORE_WITHOUT_REMEDY = {
     ),
     "a rest: who passes it on says whom it is about and what to do": (
         r"src/bindings/store\.cc: ",
-        r"src/server/core/server_greeting\.cc: of this server's options and the job's, \{\}$",  # FeatureSet::check
+        r"src/server/core/server_greeting\.cc: of this server's options and the job's, \{\}$",  # features.cc
         r"src/client/client\.cc: \{\} ended the job: its layers make no plan: \{\}$",
-        r"src/client/(client_loop|client_vigil|heartbeats)\.cc: \{\} lost ",  # Connections::what_to_check, where_it_is_cut
+        r"src/client/(client_loop|client_vigil|heartbeats)\.cc: \{\} lost ",  # what_to_check, where_it_is_cut
         r"src/rendezvous/tcp_store\.cc: the rendezvous store has no key",
         r"src/transport/flow_end\.cc: connection to ",
         r"src/transport/\w+/\w+_(flow|transport)\.cc: (connection to .*)?\(?closed by the peer",

@@ -226,7 +226,9 @@ def recovers(folder: str) -> str:
 
 def test_a_part_does_not_go_with_recovery(tmp_path: Path) -> None:
     for answer in workers.run_fresh(2, recovers, str(tmp_path / "store")):
-        assert answer.startswith("invalid_argument: on_failure=rejoin and process_group with a part of the ranks exclude")
+        assert answer.startswith(
+            "invalid_argument: on_failure=rejoin and process_group with a part of the ranks exclude"
+        )
 
 
 def optimizers_of_parts(folder: str) -> dict[str, tuple[float, float]]:
