@@ -117,3 +117,15 @@ def test_a_feature_that_has_ended_excludes_nothing() -> None:
         model.add("set_weight")
     model.remove("join")
     model.add("set_weight")
+
+
+def test_a_model_is_not_refused_for_what_another_one_has() -> None:
+    """As the second of two models in a job, of which the first resumes from servers and this one updates on workers."""
+    job = Features()
+    first = Features("wrapped", within=job)
+    optimizer = Features("update_server", "resume", within=first)
+    job.take(first)
+    first.take(optimizer)
+    Features(within=job).add("plain_update", "out.bias")
+    with pytest.raises(InvalidArgument, match=r"resume=True and the update of parameter out\.bias"):
+        job.check("plain_update", "out.bias")

@@ -321,7 +321,7 @@ class Synchronizer(InFlight):
         self.check_ended()
         self.check_usable()
         if (stray := next((entry.name for entry in self.entries if not entry.on_servers), None)) is not None:
-            self._features.check("plain_update", stray)
+            Features(within=self._features).add("plain_update", stray)  # what other models have is not asked
         for update in self.updates:
             update.check_forward()
 
