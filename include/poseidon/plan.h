@@ -6,12 +6,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "poseidon/dtype.h"
+#include "poseidon/layer.h"
 #include "poseidon/options.h"
 #include "poseidon/scheme.h"
 #include "poseidon/status.h"
@@ -41,50 +41,6 @@ struct Cluster {
   int core_count(int server) const { return core_counts.empty() ? 1 : core_counts[static_cast<std::size_t>(server)]; }
 };
 
-/// How lossy schemes and wire formats compress a layer (docs/lossy.md, docs/wire-formats.md).
-struct Compression {
-  Scheme allowed = Scheme::automatic;  // the lossy scheme that `auto` may choose beside the exact ones; automatic: none
-  double topk_fraction = 0.01;         // topk: the part of the elements that a worker sends, above 0 and at most 1
-  std::size_t powersgd_rank = 4;       // powersgd: the rank of what a worker sends
-  std::size_t rows = 0;  // powersgd: rows of the layer as a matrix, which divide its elements; 0: it is none
-  std::optional<WireFormat> factor_wire{};  // how factors travel; nullopt: as dense gradients; never int8
-  // A worker keeps what the wire format has rounded off a dense gradient, and adds it to the next one. Layers of a
-  // group then travel as they are.
-  bool error_feedback = false;
-};
-
-/// One tensor to synchronize, as the framework sees it.
-struct Layer {
-  std::string name;
-  DType dtype = DType::float32;
-  std::size_t element_count = 0;
-  // M and N of the weight, if the layer's gradient is a sum of `factor_count` outer products, or if it has
-  // `row_gradient`. Otherwise both are 0 (convolutions, biases, norms).
-  std::size_t rows = 0;
-  std::size_t cols = 0;
-  Scheme scheme = Scheme::automatic;
-  bool stored = false;  // servers keep its value (push, pull, updates); it takes scheme ps and is never in a group
-  bool whole = false;   // it is one chunk on one server core (LAMB needs the norms of the whole layer)
-  WireFormat wire = WireFormat::fp32;            // how the gradients of a float32 layer travel
-  WireFormat parameter_wire = WireFormat::fp32;  // stored float32: how a rule's value comes back; fp32 or bf16
-  bool float32_value = false;      // stored bfloat16: servers keep the value and the states of its rule in float32
-  bool row_gradient = false;       // the gradient has few of the layer's rows, as an embedding's has
-  bool zeros_are_missing = false;  // row_gradient: a row that no worker has is the same as one of zeros, so that `auto`
-                                   // may choose a scheme without rows
-  Compression compression{};
-
-  /// Whether the gradient is a sum of outer products, and its size in bytes.
-  bool factorable() const { return rows > 0 && cols > 0 && !row_gradient; }
-  std::size_t size_bytes() const { return element_count * dtype_bytes(dtype); }
-};
-
-/// The type in which values of `dtype` travel. Only float32 is converted.
-DType wire_dtype(WireFormat format, DType dtype);
-
-/// The type in which a layer's factors, the results of sharded_factors and the values of rows travel. 8 bits are too
-/// few for factors, because their errors multiply: they travel as bfloat16 then.
-DType factor_dtype_of(const Layer& layer);
-
 /// A scheme that was chosen for a layer because it was predicted to be faster (docs/choice.md).
 struct SchemeChoice {
   Scheme scheme = Scheme::automatic;  // automatic: nothing was chosen
@@ -96,21 +52,6 @@ struct SchemeChoice {
            mean_factor_count <= factor_count * 2;
   }
 };
-
-/// The schemes among which `auto` chooses for the layer, in the order of schemes.def. Empty if the layer's scheme does
-/// not depend on its factor count. A layer that is part of a group has no choice either, which this does not know.
-std::vector<Scheme> automatic_schemes(const Layer& layer, const Cluster& cluster);
-
-/// Whether `chosen` is the exact scheme that may be chosen for a layer that names a lossy one, whatever its factor
-/// count.
-bool chooses_exact(const Layer& layer, Scheme chosen);
-
-/// Whether a worker keeps what is rounded off the layer's dense gradients (Compression::error_feedback).
-bool keeps_rounding(const Layer& layer);
-
-/// The number of float32s that a worker keeps from step to step of a layer that takes a lossy scheme, or may come to
-/// take one. 0 for other layers.
-std::size_t kept_count(const Layer& layer);
 
 /// What a scheme costs for a matrix of this shape (SchemeTraits::cost). If workers of one machine add up among
 /// themselves (Cluster::hosts), it is what the machine's port carries.
@@ -127,6 +68,9 @@ SchemeCost layer_cost(const Layer& layer, Scheme scheme, double factor_count, co
 /// registered last: sfb before ps. `factor_count` is the mean K over the workers. If it is unknown or unbounded it is
 /// 0, and no scheme with factors is chosen.
 Scheme best_scheme(const Layer& layer, double factor_count, const Cluster& cluster, const SchemeChoice& choice = {});
+
+/// The bytes before the payload of every message (docs/wire-format.md).
+inline constexpr std::size_t kMessageHeaderBytes = 64;
 
 /// A slice of a unit's bytes, as they are in memory, and the server core that owns it (Parameter Hub §3.2.4). Each
 /// worker's messages about it travel on one flow.
@@ -180,7 +124,8 @@ struct Unit {
 /// Immutable once made; identical on every rank.
 struct Plan {
   Cluster cluster;
-  std::vector<Layer> layers;
+  std::vector<Layer> layers;      // as they are settled
+  std::vector<LayerTerms> terms;  // of each layer
   std::vector<Unit> units;
   std::vector<std::uint32_t> unit_of_layer;  // index into `units`
   std::vector<std::size_t> server_bytes;     // load of each shard

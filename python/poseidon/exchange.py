@@ -26,6 +26,7 @@ import numpy as np
 
 from poseidon._core import Client, Layer, UpdateRule
 from poseidon.adapter.features import Features
+from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
 from poseidon.adapter.store import shared_store
 from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
@@ -117,7 +118,9 @@ class Exchange:
         """
         self._client = client
         client.expect_other_threads()  # any thread may call, such as a new one of a pool
-        self._wire, self._parameter_wire = wire, parameter_wire
+        # Servers hold the arrays: no option of the job changes what these may do.
+        self._rules = LayerRules()
+        self._wishes = LayerWishes("ps", wire, wire_if_float=True, parameter_wire=parameter_wire)
         self._keys: dict[str, _Key] = {}
         self._lock = threading.Lock()
         self._process = os.getpid()  # a forked child inherits this, but not the client's threads
@@ -168,17 +171,8 @@ class Exchange:
         return version
 
     def _layer(self, name: str, view: np.ndarray, whole: bool) -> Layer:
-        rounds = view.dtype == np.float32
-        return Layer(
-            name,
-            view.dtype.name,
-            math.prod(view.shape),
-            scheme="ps",
-            stored=True,
-            whole=whole,
-            wire=self._wire if rounds else "fp32",
-            parameter_wire=self._parameter_wire if rounds else "fp32",
-        )
+        facts = LayerFacts(name, view.dtype.name, math.prod(view.shape), stored=True, whole=whole)
+        return self._rules.layer(facts, self._wishes)
 
     def _restore(self, keys: Sequence[_Key]) -> int:
         """Collective: the version of the servers' checkpoint that these keys have now; 0: none."""

@@ -16,6 +16,7 @@ namespace nb = nanobind;
 void bind_options(nb::module_& module);
 void bind_store(nb::module_& module);
 void bind_plan(nb::module_& module);
+void bind_layer_rules(nb::module_& module);  // bind_plan() calls it
 void bind_checkpoint(nb::module_& module);
 void bind_update(nb::module_& module);
 void bind_client(nb::module_& module);

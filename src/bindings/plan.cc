@@ -6,87 +6,16 @@
 
 #include "bindings/bindings.h"
 #include "bindings/dtype_name.h"
+#include "bindings/scheme_name.h"
 
 namespace poseidon::bindings {
 
 namespace {
 
-Scheme scheme_from(const std::string& name) {
-  auto scheme = parse_scheme(name);
-  raise_if_failed(scheme.status());
-  return scheme.value();
-}
-
-WireFormat wire_from(const std::string& name) {
-  std::string known;
-  for (const auto& choice : choices_of(WireFormat())) {
-    if (choice.name == name) return choice.value;
-    known += (known.empty() ? "" : ", ") + std::string(choice.name);
-  }
-  raise_if_failed({ErrorCode::invalid_argument, "'" + name + "' is no wire format: known are " + known});
-  return WireFormat::fp32;
-}
-
-/// Returns the scheme of this name. `auto` is an error, because it has no cost of its own.
-Scheme concrete_scheme(const std::string& name) {
-  const Scheme scheme = scheme_from(name);
-  if (scheme == Scheme::automatic)
-    raise_if_failed({ErrorCode::invalid_argument, "auto stands for several schemes: name one of them"});
-  return scheme;
-}
-
 Placement placement_from(const std::string& name) {
   if (name != "colocated" && name != "dedicated")
     raise_if_failed({ErrorCode::invalid_argument, "placement must be 'colocated' or 'dedicated', not '" + name + "'"});
   return name == "colocated" ? Placement::colocated : Placement::dedicated;
-}
-
-void bind_layer(nb::module_& module) {
-  nb::class_<Layer>(module, "Layer", "One tensor to synchronize.")
-      .def(
-          "__init__",
-          [](Layer* self, std::string name, const std::string& dtype, std::size_t element_count, std::size_t rows,
-             std::size_t cols, const std::string& scheme, bool stored, bool whole, const std::string& wire,
-             const std::string& parameter_wire, bool float32_value, bool row_gradient, bool zeros_are_missing,
-             const std::string& lossy, double topk_fraction, std::size_t powersgd_rank, std::size_t matrix_rows,
-             const std::string& factor_wire, bool error_feedback) {
-            new (self) Layer{
-                std::move(name),
-                dtype_from(dtype),
-                element_count,
-                rows,
-                cols,
-                scheme_from(scheme),
-                stored,
-                whole,
-                wire_from(wire),
-                wire_from(parameter_wire),
-                float32_value,
-                row_gradient,
-                zeros_are_missing,
-                {lossy.empty() ? Scheme::automatic : concrete_scheme(lossy), topk_fraction, powersgd_rank, matrix_rows,
-                 factor_wire.empty() ? std::nullopt : std::optional(wire_from(factor_wire)), error_feedback}};
-          },
-          nb::arg("name"), nb::arg("dtype"), nb::arg("element_count"), nb::arg("rows") = 0, nb::arg("cols") = 0,
-          nb::arg("scheme") = "auto", nb::arg("stored") = false, nb::arg("whole") = false, nb::arg("wire") = "fp32",
-          nb::arg("parameter_wire") = "fp32", nb::arg("float32_value") = false, nb::arg("row_gradient") = false,
-          nb::arg("zeros_are_missing") = false, nb::arg("lossy") = "",
-          nb::arg("topk_fraction") = Compression().topk_fraction,
-          nb::arg("powersgd_rank") = Compression().powersgd_rank, nb::arg("matrix_rows") = 0,
-          nb::arg("factor_wire") = "", nb::arg("error_feedback") = false)
-      .def_prop_ro("kept_count", [](const Layer& layer) { return kept_count(layer); })
-      .def_ro("name", &Layer::name)
-      .def_prop_ro("dtype", [](const Layer& layer) { return std::string(dtype_name(layer.dtype)); })
-      .def_ro("element_count", &Layer::element_count)
-      .def_ro("rows", &Layer::rows)
-      .def_ro("cols", &Layer::cols)
-      .def_prop_ro("scheme", [](const Layer& layer) { return std::string(scheme_name(layer.scheme)); })
-      .def_ro("stored", &Layer::stored)
-      .def_ro("whole", &Layer::whole)
-      .def_prop_ro("wire", [](const Layer& layer) { return std::string(name_of(layer.wire)); })
-      .def_ro("row_gradient", &Layer::row_gradient)
-      .def_prop_ro("factorable", &Layer::factorable)
-      .def_prop_ro("size_bytes", &Layer::size_bytes);
 }
 
 /// A scheme's name and its description.
@@ -166,7 +95,7 @@ void bind_plan(nb::module_& module) {
       .def_prop_ro("placement", [](const Cluster& cluster) {
         return std::string(cluster.placement == Placement::colocated ? "colocated" : "dedicated");
       });
-  bind_layer(module);
+  bind_layer_rules(module);
   bind_schemes(module);
   nb::class_<Chunk>(module, "Chunk", "A slice of a unit and the shard that owns it.")
       .def_ro("index", &Chunk::index)
@@ -192,6 +121,7 @@ void bind_plan(nb::module_& module) {
   nb::class_<Plan>(module, "Plan", "Immutable; identical on every rank.")
       .def_ro("cluster", &Plan::cluster)
       .def_ro("layers", &Plan::layers)
+      .def_ro("terms", &Plan::terms)
       .def_ro("units", &Plan::units)
       .def_ro("unit_of_layer", &Plan::unit_of_layer)
       .def_ro("server_bytes", &Plan::server_bytes)
@@ -202,14 +132,7 @@ void bind_plan(nb::module_& module) {
         return std::string(scheme_name(best_scheme(layer, factor_count, cluster)));
       },
       nb::arg("layer"), nb::arg("factor_count"), nb::arg("cluster"));
-  module.def(
-      "automatic_schemes",
-      [](const Layer& layer, const Cluster& cluster) {
-        std::vector<std::string> names;
-        for (const Scheme scheme : automatic_schemes(layer, cluster)) names.emplace_back(scheme_name(scheme));
-        return names;
-      },
-      nb::arg("layer"), nb::arg("cluster"), "The schemes among which \"auto\" chooses for the layer.");
+  module.attr("MESSAGE_HEADER_BYTES") = kMessageHeaderBytes;
   module.def("priority_class", &priority_class, nb::arg("urgency"), nb::arg("threshold"), nb::arg("class_count"));
   module.def(
       "make_plan",

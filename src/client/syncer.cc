@@ -55,7 +55,7 @@ Status Syncer::set_residual(std::span<const std::byte> residual) {
   if (exchange_.progress.running) return refuse("an exchange of it is under way; wait for it first");
   exchange_.kept = {};
   if (residual.empty()) return {};
-  const std::size_t float_count = unit().grouped() ? 0 : kept_count(layer_);
+  const std::size_t float_count = kept_count(layer_);
   if (float_count == 0) return refuse("it never takes a lossy scheme; give it none");
   if (residual.size() != float_count * sizeof(float))
     return refuse("it keeps " + std::to_string(float_count * sizeof(float)) + " bytes, and is given " +
@@ -67,10 +67,6 @@ Status Syncer::set_residual(std::span<const std::byte> residual) {
 void Syncer::set_factor_count(std::uint64_t factor_count) {
   one_thread_.check();
   factor_count_ = factor_count;
-  if (unit().grouped()) {
-    next_scheme_ = Scheme::ps;
-    return;
-  }
   // The mean over the workers is close to what the busiest port carries. Every exchange transports the sum, so all
   // ranks decide alike without further messages.
   const bool bounded = factor_count < wire::kUnboundedFactors;

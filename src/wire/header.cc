@@ -6,6 +6,7 @@
 #include <string>
 
 #include "poseidon/dtype.h"
+#include "poseidon/plan.h"
 #include "wire/body.h"
 
 namespace poseidon::wire {
@@ -28,6 +29,7 @@ enum Offset : std::size_t {
   kBodyAt = 36,
 };
 static_assert(kBodyAt + kBodyBytes == kHeaderBytes);
+static_assert(kHeaderBytes == kMessageHeaderBytes);
 
 template <typename T>
 void put(std::span<std::byte, kHeaderBytes> out, std::size_t at, T value) {

@@ -18,13 +18,12 @@ import poseidon.torch as poseidon
 from feature_models import CHANGES_AT, Net, Settings, make_optimizer, size_of, step_count
 from feature_training import init_options
 from features import sorted_trainers, with_prefix, wrapper_options, wraps
-from poseidon.adapter.drift import check_layers, check_rounding
 from poseidon.adapter.features import Features
 from poseidon.errors import InvalidArgument
 from poseidon.options import resolve
 from poseidon.torch.exchange.powersgd_hook import SCHEME as POWERSGD
 from poseidon.torch.exchange.powersgd_hook import is_open
-from poseidon.torch.model.collect import check_wire, collect_parameters
+from poseidon.torch.model.collect import collect_parameters
 from poseidon.torch.optimizer.arguments import features_of
 from poseidon.torch.optimizer.known import updates_per_parameter
 from poseidon.torch.optimizer.rules import algorithm_of, check_aggregator, entries_of
@@ -142,7 +141,6 @@ class _Model:
         self.entries = list(collect_parameters(module, *wishes, self._job.settings, ()))
         if self._given.get("norm") and options.get("broadcast_buffers", True):
             self.features.add("sent_buffers")
-        check_layers(self.features, self.entries)
         self._job.features.take(self.features)
         self._job.moment = "hook"
         for count, hook in enumerate(self._given.get("hooks", ())):
@@ -168,15 +166,14 @@ class _Model:
                 )
             for entry in found:
                 if entry.dtype == "float32":
-                    check_wire(entry.name, entry.param, POWERSGD, entry.wire)
+                    entry.check(scheme=POWERSGD, wire=entry.asked.wire, wire_is_given=True)
         else:
             for entry in self.entries:
                 if entry.dtype == "float32":
-                    check_wire(entry.name, entry.param, entry.compression.allowed or entry.asked_scheme, hook)
-                    check_rounding(self.features, entry, hook)
+                    entry.check(wire=hook, wire_is_given=True)
             for entry in self.entries:
                 if entry.dtype == "float32":
-                    entry.send_as(hook)
+                    entry.wish(wire=hook, wire_is_given=True)
 
     def _optimize(self) -> None:
         params, trainers = list(self._net.parameters()), sorted_trainers(self._given)
@@ -229,7 +226,7 @@ class _Model:
             Features.refuse("local_sgd", "wrapped")
         self.features.add("local_sgd")
         self.entries = list(collect_parameters(self._net, "ps", None, self._job.settings, ()))
-        rounds = self._job.settings.parameter_wire != "fp32" or any(entry.wire != "fp32" for entry in self.entries)
+        rounds = self._job.settings.parameter_wire != "fp32" or {entry.asked.wire for entry in self.entries} != {"fp32"}
         if trainer == "outer" or rounds:
             self.features.add("local_sgd_outer")
         self._job.features.take(self.features)
@@ -242,7 +239,7 @@ class _Model:
         """Recovery is given the model and its optimizers."""
         if self._on_servers:
             for entry in self.entries:
-                if entry.may_be_lossy:
+                if entry.asked.may_lose:
                     self.features.check("server_residuals", entry.name)
 
     def step(self, step: int, recovers: bool) -> None:

@@ -182,9 +182,9 @@ def _is_seen(sets: Settings, mine: Sequence[Mine]) -> bool:
         if isinstance(one.model, poseidon.DistributedDataParallel):
             schemes |= {layer.scheme for layer in one.model.synchronization_stats()}
             hooked = one.model.synchronizer is not None and one.model.synchronizer.hooked is not None
-            wires |= set() if hooked else {entry.wire for entry in one.model.synced_parameters}
+            wires |= set() if hooked else {entry.asked.wire for entry in one.model.synced_parameters}
         else:
-            wires |= {entry.wire for entry in one.optimizers[0]._found}
+            wires |= {entry.asked.wire for entry in one.optimizers[0]._found}
     return set(sets.get("scheme", ())) <= schemes and set(sets.get("wire", ())) <= wires
 
 

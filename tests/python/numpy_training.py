@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from poseidon.adapter.agreement import check_same
 from poseidon.adapter.arrays import ArrayKind, Arrays, Bytes
 from poseidon.adapter.layer import SyncedLayer
+from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
 from poseidon.adapter.layer_table import LayerTable
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.plan_table import make_plan_table
@@ -65,18 +66,11 @@ class NumpyArrays(Arrays):
 
 
 class Variable(SyncedLayer):
-    def __init__(self, name: str, value: NDArray[Any], scheme: str, wire: str) -> None:
+    def __init__(self, name: str, value: NDArray[Any], scheme: str, wire: str, rules: LayerRules) -> None:
         is_matrix = value.ndim == 2
-        super().__init__(
-            name,
-            value.shape,
-            value.dtype.name,
-            value.size,
-            scheme,
-            wire,
-            factorable=is_matrix,
-            fully_connected=is_matrix,
-        )
+        rows = value.shape[0] if is_matrix else 0
+        facts = LayerFacts(name, value.dtype.name, value.size, rows, gives_factors=is_matrix)
+        super().__init__(facts, LayerWishes(scheme, wire), rules, value.shape, is_matrix)
         self.value = value
 
 
@@ -96,8 +90,9 @@ class LinearModel:
 
     def __init__(self, here: Membership) -> None:
         self._here = here
-        self._weight = Variable("weight", np.zeros((6, 4)), here.settings.scheme, here.settings.wire)
-        self._bias = Variable("bias", np.zeros(4), "ps", here.settings.wire)
+        rules = LayerRules.of(here.settings)
+        self._weight = Variable("weight", np.zeros((6, 4)), here.settings.scheme, here.settings.wire, rules)
+        self._bias = Variable("bias", np.zeros(4), "ps", here.settings.wire, rules)
         self.variables = [self._bias, self._weight]  # as backward finishes them
         self._layers = LayerTable(self.variables)
         self._priorities = Priorities(here.settings, self.variables)

@@ -6,20 +6,23 @@ import socket
 
 import pytest
 
-from poseidon import _core
-from poseidon.bench.hosts.measures import interface_counters
-from poseidon.bench.training.methods import METHODS, parse_methods
-from poseidon.bench.training.traffic import (
+from closed_forms import (
     Format,
     adam_floats,
     bytes_per_worker,
+    layer_bytes,
     layer_scheme,
     powersgd_bytes,
     ps_floats,
     sfb_floats,
     sharded_floats,
 )
+from poseidon import _core
+from poseidon.bench.hosts.measures import interface_counters
+from poseidon.bench.training.methods import METHODS, parse_methods
+from poseidon.bench.training.traffic import dedicated_share, traffic
 from poseidon.models import LayerSpec, ModelTable, model_table
+from poseidon.planner import Exchange
 
 
 def table_of(*layers: LayerSpec, batch: int = 32) -> ModelTable:
@@ -78,6 +81,25 @@ def test_auto_is_what_the_core_chooses(shape: tuple[int, int], worker_count: int
     for count in (1, 8, 32, 100, 128, 256, 511, 512, 1000, 5000):
         chosen = layer_scheme(LayerSpec("fc", "fc", shape, False, 1.0), count, worker_count, "auto")
         assert chosen == _core.best_scheme(layer, count, cluster), count
+
+
+@pytest.mark.parametrize("model", ["VGG19", "GoogLeNet", "BERT-base", "GPT-2"])
+@pytest.mark.parametrize("form", [Format(), Format("bf16", 4096), Format("int8", 32 << 10)])
+@pytest.mark.parametrize("scheme", ["auto", "ps", "project_adam"])
+def test_the_bytes_of_a_plan_are_those_of_the_closed_forms(model: str, form: Format, scheme: str) -> None:
+    if scheme == "project_adam" and form.wire != "fp32":
+        form = Format(small_bytes=form.small_bytes)  # it sends numbers as they are
+    table = model_table(model)
+    exchange = Exchange(scheme, form.wire, sizes={"small_bytes": form.small_bytes}, replayed=True)
+    for worker_count in (1, 2, 8):
+        expected = [layer_bytes(one, table.factor_count(one), worker_count, scheme, form) for one in table.layers]
+        planned = [one.bytes for one in traffic(table, worker_count, exchange)]
+        assert planned == pytest.approx(expected, rel=2e-3)
+
+
+def test_dedicated_servers_take_half_of_what_a_worker_moves_off_it() -> None:
+    assert dedicated_share(2) == pytest.approx(1)
+    assert dedicated_share(8) == pytest.approx(8 / 14)
 
 
 def test_adam_pushes_factors_only_where_they_are_smaller() -> None:

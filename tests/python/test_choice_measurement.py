@@ -8,6 +8,7 @@ from poseidon import _core
 from poseidon.adapter.choice.log import ChoiceLog, LoggedChoice
 from poseidon.adapter.choice.measurement import Processor, make_model
 from poseidon.adapter.layer import SyncedLayer
+from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
 from poseidon.adapter.stats import LayerSynchronization, StepRecord
 from poseidon.errors import InvalidArgument
 
@@ -20,10 +21,9 @@ MS = 1_000_000
 
 
 def matrix(name: str, unit: int) -> SyncedLayer:
-    layer = SyncedLayer(
-        name, (ROWS, COLS), "float32", ROWS * COLS, "auto", "fp32", factorable=True, fully_connected=True
-    )
-    layer.unit, layer.bytes_per_value, layer.bytes_per_factor = (0, unit), 4.0, 4.0
+    facts = LayerFacts(name, "float32", ROWS * COLS, ROWS, gives_factors=True)
+    layer = SyncedLayer(facts, LayerWishes(), LayerRules(small_bytes=0), (ROWS, COLS), fully_connected=True)
+    layer.unit = (0, unit)
     return layer
 
 

@@ -164,7 +164,7 @@ def test_the_collector_puts_texts_of_the_core_together() -> None:
             "layer '{}' cannot take this residual: it never takes a lossy scheme; give it none",
         ),
         ("src/client/steps.cc", "invalid_argument", "layer '{}' has dtype {}; a rule needs float32 or float64"),
-        ("src/plan/plan.cc", "invalid_argument", 'layer "{}" has powersgd_rank 0; it must be at least 1'),
+        ("src/plan/layer_rules.cc", "invalid_argument", "{} has powersgd_rank 0; it must be at least 1"),
         ("src/server/chunk/chunk_state.cc", "refused", refused + "factors must have a floating-point dtype"),
         ("src/wire/handshake.cc", "mismatch", _TLS_DIFFERS.format("{}", "on", "off")),
         ("src/wire/handshake.cc", "mismatch", _TLS_DIFFERS.format("{}", "off", "on")),

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("poseidon._core")
 
+from closed_forms import bytes_per_worker
 from poseidon.bench.training.bound import least_step_seconds
-from poseidon.bench.training.traffic import bytes_per_worker
 from poseidon.errors import InvalidArgument
 from poseidon.models import LayerSpec, ModelTable, model_table, scaled
 from poseidon.planner import ClusterSpec, Exchange, Planner, Prediction, write_prediction

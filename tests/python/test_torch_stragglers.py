@@ -308,7 +308,7 @@ def refusals_of_drop() -> None:
     with refused("pass broadcast_buffers=False"):
         poseidon.DistributedDataParallel(with_buffers)
     poseidon.DistributedDataParallel(with_buffers, broadcast_buffers=False)
-    with refused("parameter 0.weight asks for scheme sfb.*scheme='ps'"):
+    with refused("parameter 0.weight has scheme sfb.*use auto or ps"):
         poseidon.DistributedDataParallel(mlp(), scheme="sfb")
     model = poseidon.DistributedDataParallel(mlp())
     assert {row.scheme for row in model.plan()} == {"ps"}

@@ -19,14 +19,13 @@ def mean_factor_count(total: int, worker_count: int) -> int | None:
 
 def numbers(layer: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster) -> float:
     """The numbers that the busiest node sends plus receives in one step."""
-    if is_lossy(scheme):
-        return _core.layer_cost(layer.core_layer(), scheme, 0, cluster).busiest(cluster)
-    return _core.scheme_cost(scheme, *_shape(layer), factor_count or 0, cluster).busiest(cluster)
+    return _core.layer_cost(layer.asked, scheme, factor_count or 0, cluster).busiest(cluster)
 
 
 def exchanged_bytes(layer: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster) -> float:
     """The bytes that the busiest node sends plus receives in one step, without headers."""
-    value_bytes = layer.bytes_per_factor if takes_factors(scheme) or takes_rows(scheme) else layer.bytes_per_value
+    by_parts = takes_factors(scheme) or takes_rows(scheme)
+    value_bytes = layer.terms.bytes_per_factor if by_parts else layer.terms.bytes_per_value
     return numbers(layer, scheme, factor_count, cluster) * value_bytes
 
 

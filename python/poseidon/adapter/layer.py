@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from poseidon import _core
-from poseidon.schemes import is_lossy, takes_factors, takes_rows
+from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
+from poseidon.schemes import takes_factors, takes_rows
 
 _KEPT_SUMS = 4  # enough to go back by two attempts
-_WIRE_OF_DTYPE = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "int8_blocks": "int8"}
-
 SchemeChoice = str | Mapping[str, str]
 """A scheme for all layers, or schemes by patterns of names."""
 
@@ -21,29 +21,6 @@ WireChoice = str | Mapping[str, str]
 
 LossyChoice = str | Mapping[str, str]
 """What `auto` may choose beside the exact schemes: for all layers, or by patterns of names."""
-
-
-@dataclass(frozen=True)
-class Compression:
-    """How lossy schemes and wire formats compress a layer, if it takes one."""
-
-    allowed: str = ""
-    """The lossy scheme that `auto` may choose beside the exact ones; empty: none."""
-
-    topk_fraction: float = 0.01
-    """topk: the part of the elements that a worker sends."""
-
-    powersgd_rank: int = 4
-    """powersgd: the rank of what a worker sends."""
-
-    rows: int = 0
-    """powersgd: the rows of the layer as a matrix; 0: it is none."""
-
-    factor_wire: str = ""
-    """The format in which factors travel; empty: as dense gradients do, but never with fewer than 16 bits."""
-
-    error_feedback: bool = False
-    """What the wire format rounds off a dense gradient is added to the next one."""
 
 
 def _nobody() -> None:
@@ -58,44 +35,20 @@ class SyncedLayer:
     """
 
     def __init__(
-        self,
-        name: str,
-        shape: tuple[int, ...],
-        dtype: str,
-        element_count: int,
-        scheme: str,
-        wire: str,
-        *,
-        factorable: bool,
-        fully_connected: bool,
-        row_gradient: bool = False,
-        zeros_are_missing: bool = False,
-        compression: Compression | None = None,
+        self, facts: LayerFacts, wishes: LayerWishes, rules: LayerRules, shape: tuple[int, ...], fully_connected: bool
     ) -> None:
-        self.name = name
+        """Raises InvalidArgument, naming the layer, if it cannot do what is wished."""
+        self.name = facts.name
         self.shape = shape
-        self.dtype = dtype  # the core's name for that of the elements that are exchanged
-        self.element_count = element_count  # of what is exchanged
-        self.factorable = factorable  # the gradient may travel as factors
-        self.row_gradient = row_gradient  # the gradient may travel as the few rows that it has
-        self.zeros_are_missing = zeros_are_missing  # it may also travel whole, because other rows are zeros
+        self.facts, self.wishes, self.rules = facts, wishes, rules
         self.fully_connected = fully_connected  # only fully connected layers have it
-        self.asked_scheme = scheme
-        self.scheme = scheme  # as asked for, or ps where the plan settled on it
+        self._ask()
         self.settled_count: float | None = None  # the mean K by which "auto" was settled for good
-        self.compression = compression or Compression()
-        self.wire = wire  # the format in which the numbers of a float32 gradient travel
         self.next_scheme = ""  # the one that the next exchange takes, the same on every rank
-        self.grouped = False  # so small that it travels with others
-        self.kept_count = 0  # the float32s that wait for later steps; 0: none ever do
+        self.kept_count = 0  # the float32s that wait for later steps in a client; 0: none ever do
         self.layer = -1  # number in the client
         self.unit = (-1, -1)  # equal for layers that travel together
-        self.bytes_per_value = 0.0  # on the way, of a dense gradient and of factors
-        self.bytes_per_factor = 0.0
-        self._value_dtype = self._factor_dtype = dtype  # the same, as the core names them
-        self.on_servers = False  # servers hold and update the parameter
-        self.parameter_wire = "fp32"  # the format in which such a parameter comes back
-        self.shard_bytes = 0  # of such a parameter, on the shard of this process
+        self.shard_bytes = 0  # of a parameter on servers, on the shard of this process
         self._updater: Callable[[], object | None] = _nobody
         self.forward_rows = 0  # K as forward saw it, until the ranks first agreed on schemes
         self.position = 0  # in the order in which forward uses the parameters
@@ -103,32 +56,31 @@ class SyncedLayer:
         self.was_absent = False  # no rank had a gradient in the last exchange
         self._absences = 0  # exchanges in which none had
         self._returns = 0  # exchanges with a gradient after one of these
-        self._forms = (factorable, row_gradient, zeros_are_missing)  # of its gradient where servers do not hold it
         self._factor_sums: dict[int, int] = {}  # K summed over the workers, by the attempts of the last exchanges
 
-    def core_layer(self) -> _core.Layer:
-        """This array as the core sees it."""
-        rows, cols = self.shape if self.factorable or self.row_gradient else (0, 0)
-        return _core.Layer(
-            self.name,
-            self.dtype,
-            self.element_count,
-            rows,
-            cols,
-            self.scheme,
-            self.on_servers,
-            wire=self.wire,
-            parameter_wire=self.parameter_wire,
-            float32_value=self.on_servers and self.has_masters,
-            row_gradient=self.row_gradient,
-            zeros_are_missing=self.zeros_are_missing,
-            lossy=self.compression.allowed,
-            topk_fraction=self.compression.topk_fraction,
-            powersgd_rank=self.compression.powersgd_rank,
-            matrix_rows=self.compression.rows,
-            factor_wire=self.compression.factor_wire,
-            error_feedback=self.compression.error_feedback,
-        )
+    def _ask(self) -> None:
+        """Asks what it may do."""
+        self.asked = self.rules.layer(self.facts, self.wishes)  # as it asks the plan for a place
+        self._take(self.rules.terms(self.asked))
+
+    def _take(self, terms: _core.LayerTerms) -> None:
+        """Takes its terms: those that its plan has, once it is in a client. Steps read the copies."""
+        self.terms, self.scheme = terms, terms.scheme
+        self.element_count = self.asked.element_count
+        self.factorable, self.row_gradient = self.asked.factorable, self.asked.row_gradient
+        rows_decide = self.row_gradient and self.asked.scheme == "auto" and any(map(takes_rows, terms.schemes))
+        # Whether exchanges tell how many factors or rows their gradients have.
+        self.counted = terms.uses_factors or rows_decide
+
+    @property
+    def dtype(self) -> str:
+        """The core's name for the type of the elements that are exchanged."""
+        return self.facts.dtype
+
+    @property
+    def on_servers(self) -> bool:
+        """Whether servers hold and update the parameter."""
+        return self.facts.stored
 
     @property
     def updater(self) -> object | None:
@@ -141,74 +93,45 @@ class SyncedLayer:
         return self.dtype == "bfloat16"
 
     @property
-    def keeps_rounding(self) -> bool:
-        """Whether what the wire format rounds off waits for the next step, unless it is too small for that."""
-        return self.keeps_rounding_of(self.wire)
-
-    def keeps_rounding_of(self, wire: str) -> bool:
-        """The same, if the gradient travelled in this wire format."""
-        return self.compression.error_feedback and wire != "fp32" and self.dtype == "float32"
-
-    @property
-    def may_be_lossy(self) -> bool:
-        """Whether a part of its gradients may wait for later steps, unless it is too small for that."""
-        return self.keeps_rounding or (
-            not self.on_servers and (is_lossy(self.scheme) or bool(self.compression.allowed))
-        )
-
-    @property
-    def uses_factors(self) -> bool:
-        """Whether the layer may take a scheme that sends factors."""
-        return self.factorable and (self.scheme == "auto" or takes_factors(self.scheme))
-
-    @property
-    def counted(self) -> bool:
-        """Whether the scheme of its exchanges depends on how many factors or rows its gradients have."""
-        return not self.grouped and (self.uses_factors or (self.row_gradient and self.scheme == "auto"))
-
-    @property
     def sends_rows(self) -> bool:
         """Whether the next exchange takes the gradient as rows."""
         return self.row_gradient and takes_rows(self.next_scheme if self.counted else self.scheme)
 
     def wire_of(self, scheme: str) -> str:
         """The format in which this scheme sends the numbers. "fp32": as they are, whatever they are."""
-        sent_as = self._factor_dtype if takes_factors(scheme) or takes_rows(scheme) else self._value_dtype
-        return "fp32" if sent_as == self.dtype else _WIRE_OF_DTYPE[sent_as]
+        by_parts = takes_factors(scheme) or takes_rows(scheme)
+        return self.terms.factor_wire(self.asked) if by_parts else self.terms.wire(self.asked)
 
-    def ask_for(self, scheme: str) -> None:
-        """Sets the only scheme that the job can use, whatever the user has asked for."""
-        self.asked_scheme = self.scheme = scheme
+    def check(self, **wishes: Any) -> None:
+        """Raises InvalidArgument, naming the layer, if it could not do what it is told by these other wishes."""
+        self.rules.layer(self.facts, replace(self.wishes, **wishes))
 
-    def settle(self, scheme: str, factor_count: float) -> None:
-        """Sets what "auto" is from now on, chosen by this mean number of factors of a worker."""
-        self.ask_for(scheme)
-        self.settled_count = factor_count
+    def wish(self, **wishes: Any) -> None:
+        """Changes these wishes. They hold when the layer is next added to a client."""
+        self.wishes = replace(self.wishes, **wishes)
+        self._ask()
 
-    def compress_by(self, scheme: str, compression: Compression) -> None:
-        """Asks for a lossy scheme. It holds when the layer is next added to a client."""
-        self.asked_scheme = self.scheme = self.next_scheme = scheme
-        self.grouped, self.compression = False, compression
-        self.row_gradient = self.zeros_are_missing = False
+    def settle(self, counts: Sequence[int], cluster: _core.Cluster) -> None:
+        """Sets what "auto" is from now on, by the ranks' numbers of factors, which are 0 or less where one has none."""
+        if self.asked.scheme != "auto":
+            return
+        if min(counts) > 0:
+            self.settled_count = sum(counts) / len(counts)
+        else:
+            self.facts = replace(self.facts, gives_factors=False)
+        self.wish(settled=self.rules.settled_scheme(self.asked, counts, cluster))
 
-    def send_as(self, wire: str) -> None:
-        """Sets the wire format of the gradient. It holds when the layer is next added to a client."""
-        self.wire = wire
+    def compress_by(self, scheme: str, rank: int) -> None:
+        """Asks for a lossy scheme, of this rank. It holds when the layer is next added to a client."""
+        self.wish(scheme=scheme, powersgd_rank=rank, wire=self.asked.wire, wire_is_given=True)
+        self.next_scheme = scheme
 
-    def place(
-        self, layer: int, unit: tuple[int, int], facts: _core.Unit, planned: _core.Layer, shard_bytes: int
-    ) -> None:
-        """Notes the layer's number and unit in a client to which it has been added, as the plan has it."""
-        is_open = self.scheme == "auto" and (self.factorable or self.zeros_are_missing)
-        open_to_ps = is_open or is_lossy(self.scheme)
-        grouped = open_to_ps and planned.scheme == "ps"
-        self.kept_count = planned.kept_count
+    def place(self, layer: int, unit: tuple[int, int], terms: _core.LayerTerms, shard_bytes: int) -> None:
+        """Notes the layer's number and unit in a client to which it has been added, and its terms there."""
+        self._take(terms)
         self.layer, self.unit, self.shard_bytes = layer, unit, shard_bytes
-        self.bytes_per_value, self.bytes_per_factor = facts.bytes_per_value, facts.bytes_per_factor
-        self._value_dtype, self._factor_dtype = facts.wire_dtype, facts.factor_dtype
+        self.kept_count = terms.kept_count
         self.was_absent, self._absences, self._returns = False, 0, 0
-        if grouped:
-            self.scheme, self.grouped = "ps", True
 
     def note_absence(self, present: bool) -> None:
         """An exchange is over in which no rank had a gradient, or, `present`, the first one after such exchanges."""
@@ -233,16 +156,13 @@ class SyncedLayer:
 
         If it is float32 it comes back in the format `parameter_wire`.
         """
-        self.parameter_wire = parameter_wire if self.dtype == "float32" else "fp32"
-        self._forms = (self.factorable, self.row_gradient, self.zeros_are_missing)
-        self.on_servers, self.factorable = True, False
-        self.row_gradient = self.zeros_are_missing = False
-        self.scheme, self.next_scheme, self.grouped = "ps", "ps", False
+        self.facts = replace(self.facts, stored=True)
+        self.wish(parameter_wire=parameter_wire, float32_value=self.has_masters)
+        self.next_scheme = self.scheme
 
     def leave_servers(self) -> None:
         """Makes the gradient travel as before `hold_on_servers`, once the layer is next added to a client."""
-        self.on_servers, self.parameter_wire = False, "fp32"
-        self.factorable, self.row_gradient, self.zeros_are_missing = self._forms
+        self.facts = replace(self.facts, stored=False)
         self.forget_client()
 
     def update_by(self, updater: object | None) -> None:
@@ -251,10 +171,9 @@ class SyncedLayer:
 
     def forget_client(self) -> None:
         """Forgets the client, before the layer is added to another one."""
-        stored_scheme = "ps" if self.on_servers else ""
-        self.scheme, self.grouped, self.next_scheme = stored_scheme or self.asked_scheme, False, stored_scheme
-        self.kept_count = 0
-        self.forward_rows = 0
+        self._ask()
+        self.next_scheme = self.scheme if self.on_servers else ""
+        self.kept_count = self.forward_rows = 0
 
     def count_forward_rows(self, row_count: int) -> None:
         """Adds the rows (K) of one forward call, for the first choice of schemes."""

@@ -27,6 +27,15 @@ class LayerTable:
         self._counted: list[SyncedLayer] = []  # these, and those that may travel as rows
         self._agreed = False
 
+    def settle(self, control: Control, cluster: _core.Cluster) -> None:
+        """Collective: chooses what "auto" is, for good, because a compiled training step cannot change it.
+
+        A layer takes factors only if all ranks have them, and know how many from the shapes in their programs.
+        """
+        rows = control.one_hot([layer.forward_rows if layer.factorable else -1 for layer in self._layers])
+        for layer, counts in zip(self._layers, zip(*rows, strict=True), strict=True):
+            layer.settle(counts, cluster)
+
     def connect(self, client: _core.Client, control: Control) -> None:
         """Adds all layers to `client`. Collective."""
         self._client, self._control, self._agreed = client, control, False
@@ -34,12 +43,14 @@ class LayerTable:
 
     def add(self, layers: Sequence[SyncedLayer]) -> None:
         """Adds these layers. Collective."""
-        first, plan = self._client.add_layers([layer.core_layer() for layer in layers])
+        asked = [layer.asked for layer in layers]
+        first, plan = self._client.add_layers(asked)
         units = plan.units  # each look at the plan copies the whole list
-        for index, (layer, unit, planned) in enumerate(zip(layers, plan.unit_of_layer, plan.layers, strict=True)):
+        found = zip(layers, plan.unit_of_layer, plan.terms, strict=True)
+        for number, (layer, unit, terms) in enumerate(found, first):
             shard_bytes = self._shard_bytes(plan, units[unit]) if layer.on_servers else 0
-            layer.place(first + index, (first, unit), units[unit], planned, shard_bytes)
-        self._factorable = [layer for layer in self._layers if layer.uses_factors]
+            layer.place(number, (first, unit), terms, shard_bytes)
+        self._factorable = [layer for layer in self._layers if layer.terms.uses_factors]
         self._counted = [layer for layer in self._layers if layer.counted]
 
     def renew(self, layers: Sequence[SyncedLayer]) -> None:

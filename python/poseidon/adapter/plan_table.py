@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from poseidon import _core
 from poseidon.adapter import cost
 from poseidon.adapter.choice.choices import Choices
-from poseidon.adapter.features import SAME_STEP, Features
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.priorities import Priorities
@@ -195,7 +194,7 @@ def _row(
         measured_seconds=seconds[1],
         urgency=entry.urgency,
         priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
-        reason=chosen or _reason_of(entry, scheme, here.features, factor_count, cluster, presence),
+        reason=chosen or _reason_of(entry, scheme, factor_count, cluster, presence),
         counts_rows=entry.row_gradient,
         dtype=entry.dtype,
     )
@@ -215,7 +214,7 @@ def _presence_by_unit(entries: Sequence[SyncedLayer], client: _core.Client) -> d
 
 def dense_scheme(entry: SyncedLayer) -> str:
     """The scheme of a layer of whose factors nothing is known."""
-    return "ps" if entry.scheme == "auto" else entry.scheme
+    return entry.terms.schemes[0] if entry.scheme == "auto" else entry.scheme
 
 
 def _factor_count(entry: SyncedLayer, client: _core.Client, worker_count: int) -> int | None:
@@ -232,45 +231,29 @@ def _reason_of_rows(scheme: str, row_count: int | None) -> str:
 
 
 def _reason_of(
-    entry: SyncedLayer,
-    scheme: str,
-    features: Features,
-    factor_count: int | None,
-    cluster: _core.Cluster,
-    presence: float,
+    entry: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster, presence: float
 ) -> str:
     if presence < 1:
         return f"no gradient in {100 * (1 - presence):.0f} % of the steps so far, in which it sends nothing"
-    return _reason(entry, scheme, features, factor_count, cluster)
+    return _reason(entry, scheme, factor_count, cluster)
 
 
-def _reason(
-    entry: SyncedLayer, scheme: str, features: Features, factor_count: int | None, cluster: _core.Cluster
-) -> str:
-    if entry.on_servers:
-        return "updated by the servers"
-    if entry.row_gradient and not entry.grouped:
+def _reason(entry: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster) -> str:
+    terms = entry.terms
+    if entry.row_gradient and not terms.grouped:
         return _reason_of_rows(scheme, factor_count)
-    if entry.grouped and is_lossy(entry.asked_scheme):
-        return f"too small for {entry.asked_scheme}, or no matrix"
     if is_lossy(scheme):
-        return "lossy, chosen by the user" if entry.scheme == scheme else "lossy, as allowed, with fewer bytes"
-    if is_lossy(entry.scheme):
-        return f"exact in the first steps, then {entry.scheme}"
-    if not entry.factorable:
-        return "its gradient is no sum of factors"
-    if (drifting := features.breaking(SAME_STEP)) is not None:
-        return f"{drifting}: servers complete the steps"
-    if entry.grouped:
-        return "so small that it travels with others"
+        return "lossy, chosen by the user" if terms.scheme == scheme else "lossy, as allowed, with fewer bytes"
+    if is_lossy(terms.scheme):
+        return f"exact in the first steps, then {terms.scheme}"
     if entry.settled_count is not None:
         return f"the fewest bytes for K = {entry.settled_count:g}, for good"
-    if entry.scheme != "auto":
-        return CHOSEN_BY_USER
+    if terms.reason:
+        return terms.reason
     if factor_count is None:
         return "factor count not known yet"
     costs = {
         scheme: cost.exchanged_bytes(entry, scheme, factor_count, cluster)
-        for scheme in _core.automatic_schemes(entry.core_layer(), cluster)
+        for scheme in _core.automatic_schemes(entry.asked, cluster)
     }
     return "bytes per node: " + ", ".join(f"{name} {costs[name]:,.0f}" for name in sorted(costs, key=costs.__getitem__))

@@ -22,11 +22,11 @@ import numpy as np
 
 from poseidon.adapter.agreement import check_same
 from poseidon.adapter.layer import SyncedLayer
+from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
 from poseidon.adapter.layer_table import LayerTable
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.native_look import NativeLook
 from poseidon.adapter.plan_table import PlanTable, make_plan_table
-from poseidon.adapter.settled import settle_schemes
 from poseidon.adapter.stats import LayerSynchronization, latest_synchronization
 from poseidon.adapter.step_watch import watch_steps
 from poseidon.errors import InvalidArgument
@@ -107,17 +107,19 @@ def _layers_of(here: Membership, params: Any, kernels: Sequence[Kernel]) -> list
     """The layers of these parameters. Collective for a tree of shapes, and of kernels with factors, that is new."""
     assert here.client is not None
     assert here.control is not None
+    rules = LayerRules.of(here.settings)
     layers = [
-        _layer(here.settings, jax.tree_util.keystr(path) or "params", leaf, kernel)
+        _layer(here.settings, rules, jax.tree_util.keystr(path) or "params", leaf, kernel)
         for (path, leaf), kernel in zip(jax.tree_util.tree_flatten_with_path(params)[0], kernels, strict=True)
     ]
     description = "\n".join(f"{one.name}: {one.dtype} {one.shape}{' dense' * one.factorable}" for one in layers)
     tables = _tables.setdefault(here, {})
     if description not in tables:
         check_same(here.control, description, "model")
+        table = LayerTable(layers[::-1])  # as backward finishes them
         if any(layer.factorable for layer in layers):
-            settle_schemes(layers, here.control, here.client.cluster, here.settings)
-        LayerTable(layers[::-1]).connect(here.client, here.control)  # as backward finishes them
+            table.settle(here.control, here.client.cluster)
+        table.connect(here.client, here.control)
         for layer in layers:
             layer.take_next_scheme(here.client)
         tables[description] = layers
@@ -162,14 +164,20 @@ def _look_of(here: Membership, layers: Sequence[SyncedLayer]) -> NativeLook:
     return looks[layers[0].layer]
 
 
-def _layer(settings: Settings, name: str, leaf: Any, kernel: Kernel) -> SyncedLayer:
-    dtype, shape = jnp.result_type(leaf).name, jnp.shape(leaf)
-    wire = settings.wire if dtype == "float32" else "fp32"
-    takes = kernel.has_factors and settings.scheme != "ps"
-    scheme = settings.scheme if takes else "ps"
-    layer = SyncedLayer(name, shape, dtype, int(np.prod(shape)), scheme, wire, factorable=takes, fully_connected=takes)
-    if takes:
-        layer.count_forward_rows(kernel.row_counts[0])
+def _layer(settings: Settings, rules: LayerRules, name: str, leaf: Any, kernel: Kernel) -> SyncedLayer:
+    shape, rows = jnp.shape(leaf), kernel.row_counts if kernel.has_factors else []
+    facts = LayerFacts(
+        name,
+        jnp.result_type(leaf).name,
+        int(np.prod(shape)),
+        shape[0] if rows else 0,
+        gives_factors=bool(rows),
+        who=f"parameter {name}",
+    )
+    wishes = LayerWishes(settings.scheme, settings.wire, wire_if_float=True, settles=True)
+    layer = SyncedLayer(facts, wishes, rules, shape, bool(rows))
+    for count in rows:
+        layer.count_forward_rows(count)
     return layer
 
 

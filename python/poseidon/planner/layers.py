@@ -8,10 +8,11 @@ from types import MappingProxyType
 from typing import Any
 
 from poseidon.adapter.layer import SyncedLayer
+from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
 from poseidon.adapter.priorities import ordered_places
 from poseidon.models import LayerSpec, ModelTable, ParameterSpec
 from poseidon.options import BY_NAME
-from poseidon.schemes import takes_factors, takes_rows
+from poseidon.schemes import takes_factors
 
 PRIORITY_CLASSES = 2
 _SIZES = ("small_bytes", "group_bytes", "chunk_bytes")
@@ -39,6 +40,7 @@ class Exchange:
     scheme than the one with the fewest bytes if the step is faster then (option `revise`). `sizes` has those of
     `chunk_bytes`, `small_bytes` and `group_bytes` that are not their defaults. `replayed`: as `poseidon bench train`
     replays a network: embeddings are dense, and so are layers whose factors would be larger than their gradients.
+    `powersgd_rank`: the option of that name.
     """
 
     scheme: str = "auto"
@@ -52,6 +54,7 @@ class Exchange:
     by_time: bool = True
     sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     replayed: bool = False
+    powersgd_rank: int = 4
 
     @classmethod
     def of_options(cls, options: Mapping[str, Any], scheme: str, wire: str, overlap: bool) -> Exchange:
@@ -93,10 +96,11 @@ class PlannedLayer:
 def planned_layers(table: ModelTable, exchange: Exchange) -> list[PlannedLayer]:
     """All parameters, in the order in which training hands them to the core: the last one registered is the first."""
     shared = {spec.shares for spec in table.layers}
+    rules = LayerRules(small_bytes=exchange.small_bytes)
     found = [
         planned
         for place, spec in enumerate(table.layers)
-        for planned in _of_layer(table, place, spec, exchange, shared)
+        for planned in _of_layer(table, place, spec, exchange, rules, shared)
     ]
     ordered = ordered_places(exchange.order, len(found))
     for position, planned in enumerate(found):
@@ -109,57 +113,48 @@ def planned_layers(table: ModelTable, exchange: Exchange) -> list[PlannedLayer]:
 
 
 def _of_layer(
-    table: ModelTable, place: int, spec: LayerSpec, exchange: Exchange, shared: set[str]
+    table: ModelTable, place: int, spec: LayerSpec, exchange: Exchange, rules: LayerRules, shared: set[str]
 ) -> Iterator[PlannedLayer]:
     if spec.parameters is None:
         for tensor in spec.tensors:
-            yield _assumed(table, place, tensor, exchange, spec.name in shared)
+            yield _assumed(table, place, tensor, exchange, rules, spec.name in shared)
         return
     for one in spec.parameters:
-        yield PlannedLayer(_seen(one, exchange), place, one.factor_count, one.presence, one.place)
+        yield PlannedLayer(_seen(one, exchange, rules), place, one.factor_count, one.presence, one.place)
 
 
-def _assumed(table: ModelTable, place: int, tensor: str, exchange: Exchange, shared: bool) -> PlannedLayer:
+def _assumed(
+    table: ModelTable, place: int, tensor: str, exchange: Exchange, rules: LayerRules, shared: bool
+) -> PlannedLayer:
     """A parameter of a layer of which only the shape is known. `shared`: others use its weight, too."""
     spec = table.layers[place]
     weight, count = tensor == "weight", spec.tensors[tensor]
     connected = spec.kind == "fc" and (not exchange.replayed or table.factors_pay(spec))
     factorable = weight and spec.factorable and connected
     rows = weight and spec.kind == "embedding" and not shared and not exchange.replayed
-    layer = SyncedLayer(
+    shape = spec.weight_shape if weight else (count,)
+    facts = LayerFacts(
         spec.name if spec.is_parameter else f"{spec.name}.{tensor}",
-        spec.weight_shape if weight else (count,),
         "float32",
         count,
-        exchange.scheme if factorable or not takes_factors(exchange.scheme) else "auto",
-        exchange.wire,
-        factorable=factorable,
-        fully_connected=connected,
-        row_gradient=rows,
-        zeros_are_missing=rows,
+        shape[0] if len(shape) > 1 else 0,
+        factorable,
+        "zeros" if rows else "",
+    )
+    # A scheme that takes factors is wished for what has them.
+    scheme = exchange.scheme if factorable or not takes_factors(exchange.scheme) else "auto"
+    layer = SyncedLayer(
+        facts, LayerWishes(scheme, exchange.wire, powersgd_rank=exchange.powersgd_rank), rules, shape, connected
     )
     known = round(table.rows_touched(spec)) if rows else table.factor_count(spec) if factorable else 0
     return PlannedLayer(layer, place, known, 1.0, 0)
 
 
-def _seen(one: ParameterSpec, exchange: Exchange) -> SyncedLayer:
-    """A parameter of a real model, with the scheme that the PyTorch adapter asks the core for."""
-    scheme = exchange.scheme
-    may_be_rows = bool(one.rows) and (scheme == "auto" or takes_rows(scheme))
-    rows = may_be_rows and (one.rows == "sparse" or takes_rows(scheme) or one.size_bytes > exchange.small_bytes)
-    if not one.factorable and scheme != "auto" and not rows:
-        scheme = "ps"
-    # A sparse gradient that does not travel as rows is a dense one with a count for each row, and one more.
-    counts = one.shape[0] + 1 if one.rows == "sparse" and not rows else 0
+def _seen(one: ParameterSpec, exchange: Exchange, rules: LayerRules) -> SyncedLayer:
+    """A parameter of a real model."""
+    shape, gives_rows = one.shape, "zeros" if one.rows == "touched" else one.rows
+    rows = shape[0] if len(shape) > 1 else 0
+    facts = LayerFacts(one.name, one.dtype, one.count, rows, one.factorable, gives_rows)
     return SyncedLayer(
-        one.name,
-        one.shape,
-        one.dtype,
-        one.count + counts,
-        scheme,
-        exchange.wire if one.dtype == "float32" else "fp32",
-        factorable=one.factorable,
-        fully_connected=one.fully_connected,
-        row_gradient=rows,
-        zeros_are_missing=rows and one.rows == "touched",
+        facts, LayerWishes(exchange.scheme, exchange.wire, wire_if_float=True), rules, shape, one.fully_connected
     )

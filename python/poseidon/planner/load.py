@@ -12,7 +12,7 @@ from poseidon.planner.cluster import ClusterSpec
 from poseidon.planner.workload import PlannedUnit, Workload
 from poseidon.schemes import SCHEMES, takes_factors
 
-HEADER_BYTES = 64  # of a message (docs/wire-format.md)
+HEADER_BYTES = _core.MESSAGE_HEADER_BYTES
 _PIECES = 64  # in which other classes may stop what workers send each other
 
 
@@ -154,4 +154,4 @@ def _part_bytes(unit: PlannedUnit, scheme: str) -> float:
 def _dense_result_bytes(layer: SyncedLayer, core: _core.Cluster) -> float:
     """What a port carries in one direction when servers return a matrix that they have multiplied."""
     numbers = cost.numbers(layer, "ps", None, core) / 2
-    return (numbers if core.placement == "dedicated" else numbers / 2) * layer.bytes_per_factor
+    return (numbers if core.placement == "dedicated" else numbers / 2) * layer.terms.bytes_per_factor

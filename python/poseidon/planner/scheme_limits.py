@@ -12,7 +12,7 @@ def limits_by_layer(work: Workload) -> dict[str, list[tuple[str, int]]]:
     found = {}
     for unit in work.units:
         if len(unit.schemes) > 1 and not unit.members[0].row_gradient:
-            found[unit.name] = _limits(unit.members[0].core_layer(), unit.factor_count)
+            found[unit.name] = _limits(unit.members[0].asked, unit.factor_count)
     return found
 
 

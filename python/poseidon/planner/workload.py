@@ -6,6 +6,7 @@ their costs by `poseidon.adapter`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,7 +20,7 @@ from poseidon.models import ModelTable
 from poseidon.options import Settings
 from poseidon.planner.cluster import ClusterSpec
 from poseidon.planner.layers import Exchange, planned_layers
-from poseidon.schemes import SCHEMES, takes_rows
+from poseidon.schemes import SCHEMES, takes_factors, takes_rows
 
 _MOST_BYTES = 4  # a scheme with factors is not tried if it has so many times the fewest bytes
 
@@ -48,12 +49,12 @@ class PlannedUnit:
         """The server of each chunk, and its bytes on the way."""
         layer = self.members[0]
         value_bytes = layer.element_count and self.facts.size_bytes / _element_bytes(layer)
-        share = layer.bytes_per_value * value_bytes / self.facts.size_bytes
+        share = layer.terms.bytes_per_value * value_bytes / self.facts.size_bytes
         return [(chunk.server, chunk.size_bytes * share) for chunk in self.facts.chunks]
 
 
 def _element_bytes(layer: SyncedLayer) -> float:
-    return layer.core_layer().size_bytes / layer.element_count
+    return layer.asked.size_bytes / layer.element_count
 
 
 class Workload:
@@ -66,11 +67,13 @@ class Workload:
         self._planned = planned_layers(table, exchange)
         self.layers = [planned.layer for planned in self._planned]
         options = _core.Options(partition=exchange.partition, **exchange.sizes)
-        plan = _core.make_plan([layer.core_layer() for layer in self.layers], self.core, options)
-        for index, layer in enumerate(self.layers):
-            unit = plan.unit_of_layer[index]
-            layer.place(index, (0, unit), plan.units[unit], plan.layers[index], 0)
-        self.units = [self._unit(plan, facts) for facts in plan.units]
+        asked = [layer.asked for layer in self.layers]
+        plan = _core.make_plan(asked, self.core, options)
+        found = zip(self.layers, plan.unit_of_layer, plan.terms, strict=True)
+        for number, (layer, unit, terms) in enumerate(found):
+            layer.place(number, (0, unit), terms, 0)
+        planned = plan.layers  # each look at it copies the whole list
+        self.units = [self._unit(planned, facts) for facts in plan.units]
         self.units.sort(key=lambda unit: -min(unit.places))
 
     def classes(self, threshold: str | float) -> list[int]:
@@ -84,7 +87,7 @@ class Workload:
         priorities = Priorities(Settings(options), self.layers)
         return [min(map(priorities.class_of, unit.members)) for unit in self.units]
 
-    def _unit(self, plan: _core.Plan, facts: _core.Unit) -> PlannedUnit:
+    def _unit(self, settled: Sequence[_core.Layer], facts: _core.Unit) -> PlannedUnit:
         planned = [self._planned[index] for index in facts.layers]
         members = tuple(one.layer for one in planned)
         count = planned[0].factor_count
@@ -96,18 +99,18 @@ class Workload:
             count,
             round((1 - most) * len(self.layers)),
             min(1.0, sum(one.presence for one in planned)),  # a group travels whole for any of them
-            self._schemes(plan.layers[facts.layers[0]], members[0], count),
+            self._schemes(settled[facts.layers[0]], members[0], count),
         )
 
     def _schemes(self, planned: _core.Layer, layer: SyncedLayer, count: int) -> tuple[str, ...]:
-        if layer.grouped or not count:
-            return ("ps" if layer.grouped else _core.best_scheme(planned, count, self.core),)
         best = _core.best_scheme(planned, count, self.core)
+        if not count:
+            return (best,)
         least = cost.exchanged_bytes(layer, best, count, self.core)
         others = [
             scheme
             for scheme in _core.automatic_schemes(planned, self.core)
-            if scheme == "ps" or cost.exchanged_bytes(layer, scheme, count, self.core) <= _MOST_BYTES * least
+            if not takes_factors(scheme) or cost.exchanged_bytes(layer, scheme, count, self.core) <= _MOST_BYTES * least
         ]
         return tuple(dict.fromkeys([best, *others]))
 

@@ -16,7 +16,6 @@ from poseidon.adapter.layer_table import LayerTable
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.native_look import NativeLook
 from poseidon.adapter.plan_table import PlanTable, make_plan_table
-from poseidon.adapter.settled import settle_schemes
 from poseidon.adapter.stats import LayerSynchronization, latest_synchronization
 from poseidon.adapter.step_watch import watch_steps
 from poseidon.errors import InvalidArgument
@@ -111,8 +110,8 @@ class GradientExchange:
             self._wire,
             settings,
         )
-        settle_schemes(layers, control, here.client.cluster, settings)
         table = LayerTable(layers)
+        table.settle(control, here.client.cluster)
         table.connect(here.client, control)
         for layer in layers:
             layer.take_next_scheme(here.client)

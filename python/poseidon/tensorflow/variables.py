@@ -8,11 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from poseidon.adapter.layer import Compression, SchemeChoice, SyncedLayer, WireChoice
+from poseidon.adapter.layer import SchemeChoice, SyncedLayer, WireChoice
+from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
 from poseidon.adapter.wishes import Wishes
 from poseidon.errors import InvalidArgument
 from poseidon.options import BY_NAME, Settings
-from poseidon.schemes import SCHEME_CHOICES, is_lossy, takes_factors, takes_rows
+from poseidon.schemes import SCHEME_CHOICES
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -21,27 +22,20 @@ class SyncedVariable(SyncedLayer):
     """One trainable variable. `factors`: its gradients are products of two matrices in the graph of this rank."""
 
     def __init__(
-        self, name: str, variable: Any, scheme: str, wire: str, settings: Settings, factors: tuple[Any, Any] | None
+        self, name: str, variable: Any, wishes: LayerWishes, rules: LayerRules, factors: tuple[Any, Any] | None
     ) -> None:
+        """Raises InvalidArgument, naming the variable, if it cannot do what is wished."""
         shape = tuple(variable.shape)
         self.variable = variable
-        factorable = factors is not None and (scheme == "auto" or takes_factors(scheme))
-        super().__init__(
+        facts = LayerFacts(
             name,
-            shape,
             tf.as_dtype(variable.dtype).name,
             math.prod(shape),
-            scheme if scheme == "auto" or is_lossy(scheme) or factorable else "ps",
-            wire,
-            factorable=factorable,
-            fully_connected=factorable,
-            compression=Compression(
-                topk_fraction=settings.topk_fraction,
-                powersgd_rank=settings.powersgd_rank,
-                rows=shape[0] if len(shape) > 1 else 0,
-                error_feedback=settings.error_feedback == "on",
-            ),
+            shape[0] if len(shape) > 1 else 0,
+            gives_factors=factors is not None,
+            who=f"variable {name}",
         )
+        super().__init__(facts, wishes, rules, shape, factors is not None)
         if factors is not None:
             self.count_forward_rows(factors[0].shape[0] or 0)
 
@@ -78,24 +72,25 @@ def collect_variables(
     """
     schemes = Wishes("scheme", SCHEME_CHOICES, _with_dots(scheme), settings.scheme)
     formats = Wishes("wire format", BY_NAME["wire"].choices, _with_dots(wire), settings.wire)
+    rules = LayerRules.of(settings)
     layers: list[SyncedVariable] = []
     for name, variable, gradient in zip(_unique_names(variables), variables, gradients, strict=True):
-        wanted = schemes.of([name.replace("/", ".")])
-        wanted_wire = formats.of([name.replace("/", ".")])
+        names = [name.replace("/", ".")]
         dtype = tf.as_dtype(variable.dtype).name
         if dtype not in _DTYPES:
             raise InvalidArgument(
                 f"variable {name} has dtype {dtype}, which cannot be synchronized (only {', '.join(_DTYPES)} can): "
                 "convert it, or make it not trainable"
             )
-        if dtype != "float32" and (wanted_wire != "fp32" or is_lossy(wanted)):
-            raise InvalidArgument(
-                f"variable {name} has dtype {dtype}, and only float32 gradients take wire {wanted_wire} and scheme "
-                f"{wanted}: use wire fp32 and scheme ps for it"
-            )
-        if takes_rows(wanted) and not takes_factors(wanted):
-            wanted = "ps"  # rows of embeddings are made dense
-        layers.append(SyncedVariable(name, variable, wanted, wanted_wire, settings, factors_of(gradient)))
+        wishes = LayerWishes(
+            schemes.of(names),
+            formats.of(names),
+            topk_fraction=settings.topk_fraction,
+            powersgd_rank=settings.powersgd_rank,
+            error_feedback=settings.error_feedback == "on",
+            settles=True,
+        )
+        layers.append(SyncedVariable(name, variable, wishes, rules, factors_of(gradient)))
     schemes.check_used()
     formats.check_used()
     return layers[::-1]

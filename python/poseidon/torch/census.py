@@ -31,7 +31,9 @@ class Census:
     """Follows the parameters of `models`, by their names, step by step."""
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
-        settings = resolve().replace(scheme="auto", wire="fp32", lossy="", small_bytes=0)  # what it could be
+        settings = resolve().replace(
+            scheme="auto", wire="fp32", lossy="", small_bytes=0, stragglers="wait", consistency="bsp"
+        )  # what it could be
         self._names: dict[SyncedParameter, str] = {}
         known: set[nn.Parameter] = set()
         for prefix, model in models.items():
@@ -48,7 +50,7 @@ class Census:
         attach_all(list(self._names), self)
         for entry in self._names:
             entry.hear_before()
-            entry.capture(entry.uses_factors)
+            entry.capture(entry.terms.uses_factors)
 
     @property
     def entries(self) -> list[SyncedParameter]:

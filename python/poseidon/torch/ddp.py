@@ -460,7 +460,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         Raises InvalidArgument if a communication hook or a residual would be lost.
         """
         trained = self.trained_model()
-        lossy = next((entry.name for entry in trained.entries if entry.may_be_lossy), None)
+        lossy = next((entry.name for entry in trained.entries if entry.asked.may_lose), None)
         hooked = any(not is_all_reduce(hook) for hook, _ in self._comm_hooks)
         if hooked or lossy is not None:
             what = f"what was not sent of {lossy}" if lossy is not None else "its communication hook"

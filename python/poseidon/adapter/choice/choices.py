@@ -82,9 +82,9 @@ class Choices:
         if not self._connected:
             return
         self.open_layers = {
-            name: tuple(_core.automatic_schemes(layer.core_layer(), self._cluster))
+            name: tuple(layer.terms.schemes)
             for name, layer in self._layers.items()
-            if layer.uses_factors and not layer.grouped
+            if layer.scheme == "auto" and layer.factorable
         }
         self.open_layers = {name: schemes for name, schemes in self.open_layers.items() if len(schemes) > 1}
         for choice in self._log.in_force(self._step).values():

@@ -11,13 +11,15 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-from poseidon.bench.training.traffic import FLOAT_BYTES, layer_bytes, layer_scheme
+from poseidon.bench.training.traffic import traffic as layer_traffic
 from poseidon.models import model_table
 from poseidon.planner import ClusterSpec, Exchange, Planner
+from poseidon.schemes import takes_factors
 
 NODES = (1, 2, 4, 8, 16, 32)
 GBIT = 1e9
 _BUSY_NODES = 8  # of Figures 7 and 10
+_FLOAT_BYTES = 4
 
 SYSTEMS: Mapping[str, Exchange] = MappingProxyType(
     {
@@ -114,25 +116,29 @@ def traffic() -> Iterator[Traffic]:
 
 
 def _shared_bytes(scheme: str) -> float:
-    table = model_table("VGG19")
-    return sum(layer_bytes(layer, table.factor_count(layer), _BUSY_NODES, scheme) for layer in table.layers)
+    return sum(one.bytes for one in layer_traffic(model_table("VGG19"), _BUSY_NODES, _replayed(scheme)))
+
+
+def _replayed(scheme: str) -> Exchange:
+    return Exchange(scheme, sizes={"small_bytes": 0}, replayed=True)
 
 
 def _adam_bytes() -> list[float]:
     """A layer's server takes the factors of the others and gives each the matrix; its host is a worker, too."""
     table, peers = model_table("VGG19"), _BUSY_NODES - 1
     node_bytes, layers = [0.0] * _BUSY_NODES, []
-    for layer in table.layers:
-        count = table.factor_count(layer)
-        if layer_scheme(layer, count, _BUSY_NODES, "project_adam") == "ps":
-            shared = layer_bytes(layer, count, _BUSY_NODES, "ps")
-            node_bytes = [one + shared for one in node_bytes]
+    dense = layer_traffic(table, _BUSY_NODES, _replayed("ps"))
+    for layer, shared, one in zip(
+        table.layers, dense, layer_traffic(table, _BUSY_NODES, _replayed("project_adam")), strict=True
+    ):
+        if not takes_factors(one.scheme):
+            node_bytes = [moved + shared.bytes for moved in node_bytes]
             continue
-        rows, cols = layer.weight_shape
-        layers.append(FLOAT_BYTES * (rows * cols + count * (rows + cols)))
-        biases = 2 * peers / _BUSY_NODES * 2 * FLOAT_BYTES * rows  # sharded, sent and received
-        node_bytes = [one + biases for one in node_bytes]
+        count, (rows, cols) = table.factor_count(layer), layer.weight_shape
+        layers.append(_FLOAT_BYTES * (rows * cols + count * (rows + cols)))
+        biases = 2 * peers / _BUSY_NODES * 2 * _FLOAT_BYTES * rows  # sharded, sent and received
+        node_bytes = [moved + biases for moved in node_bytes]
     for size in sorted(layers, reverse=True):
         server = min(range(_BUSY_NODES), key=node_bytes.__getitem__)
-        node_bytes = [one + size * (peers if node == server else 1) for node, one in enumerate(node_bytes)]
+        node_bytes = [moved + size * (peers if node == server else 1) for node, moved in enumerate(node_bytes)]
     return sorted(node_bytes, reverse=True)

@@ -6,18 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from poseidon.bench.training.traffic import (
-    Format,
-    averaging_bytes,
-    broadcast_bytes,
-    layer_bytes,
-    layer_scheme,
-    onebit_part_bytes,
-    powersgd_bytes,
-    topk_part_bytes,
-)
+from poseidon.bench.training.traffic import LayerTraffic, averaging_bytes, traffic
 from poseidon.models import ModelTable
 from poseidon.options import BY_NAME
+from poseidon.planner import Exchange
 from poseidon.schemes import workers_multiply
 
 Library = Literal["none", "torch", "poseidon"]
@@ -29,7 +21,6 @@ _SLICE_BYTES = 4 << 20
 _LOCAL_STEPS = 16
 _UNSLICED_BYTES = 1 << 34  # the most that chunk_bytes may be
 _POWERSGD_RANK = 4
-_PART_BYTES = {"topk": topk_part_bytes, "onebit": onebit_part_bytes}  # of the lossy schemes that broadcast
 
 
 def scaled_size(name: str, size_bytes: int, scale: int) -> int:
@@ -96,29 +87,25 @@ class Method:
         """Returns the part of each layer in `closed_form_bytes`, in forward order."""
         if self.library == "none":
             return [0.0] * len(table.layers)
-        if self.powersgd_rank is not None:
-            small = small_bytes if self.library == "poseidon" else 0
-            return [powersgd_bytes(layer, worker_count, self.powersgd_rank, small) for layer in table.layers]
-        if self.scheme in _PART_BYTES:
-            part_bytes = _PART_BYTES[self.scheme]
-            return [broadcast_bytes(layer, worker_count, part_bytes, small_bytes) for layer in table.layers]
         if self.every > 1:
             return [averaging_bytes(layer, worker_count, self.wire) / self.every for layer in table.layers]
-        torch = self.library == "torch"  # ring all-reduce moves what the sharded parameter server moves
-        scheme, form = ("ps", Format(self.wire)) if torch else (self.scheme, Format(self.wire, small_bytes))
-        return [layer_bytes(layer, table.factor_count(layer), worker_count, scheme, form) for layer in table.layers]
+        return [one.bytes for one in self._traffic(table, worker_count, small_bytes)]
 
     def product_rows(self, table: ModelTable, worker_count: int, small_bytes: int = 0) -> list[int]:
         """Returns how many rows of received factors each worker multiplies for each layer, in forward order."""
-        if self.library != "poseidon" or self.powersgd_rank is not None or self.scheme in _PART_BYTES or self.every > 1:
+        if self.library != "poseidon" or self.every > 1:
             return [0] * len(table.layers)
-        form = Format(self.wire, small_bytes)
-        rows = []
-        for layer in table.layers:
-            own = table.factor_count(layer)
-            chosen = layer_scheme(layer, own, worker_count, self.scheme, form)
-            rows.append(own * (worker_count - 1) if workers_multiply(chosen) else 0)
-        return rows
+        return [
+            table.factor_count(layer) * (worker_count - 1) if workers_multiply(one.scheme) else 0
+            for layer, one in zip(table.layers, self._traffic(table, worker_count, small_bytes), strict=True)
+        ]
+
+    def _traffic(self, table: ModelTable, worker_count: int, small_bytes: int) -> list[LayerTraffic]:
+        scheme, rank = self.scheme, self.powersgd_rank or _POWERSGD_RANK
+        if self.library == "torch":  # ring all-reduce moves what the sharded parameter server moves
+            scheme, small_bytes = "ps" if self.powersgd_rank is None else "powersgd", 0
+        sizes = {"small_bytes": small_bytes}
+        return traffic(table, worker_count, Exchange(scheme, self.wire, sizes=sizes, replayed=True, powersgd_rank=rank))
 
 
 def _overlapped_ps(name: str, description: str, chunk_bytes: int | None, **options: Any) -> Method:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from poseidon import _core
@@ -45,7 +44,7 @@ def unlike_scheme(state: Any) -> str | None:
 
 def is_open(entry: SyncedParameter) -> bool:
     """Whether nobody has asked for a scheme of this parameter, so that a hook may."""
-    return entry.asked_scheme == "auto" and not entry.compression.allowed
+    return entry.asked.scheme == "auto" and not entry.asked.lossy
 
 
 class PowerSGDHook:
@@ -75,18 +74,18 @@ class PowerSGDHook:
         """Makes the parameters that the hook compresses, and whose scheme is open, take the scheme. Returns them."""
         self._layers = [entry for entry in entries if self._compresses(entry)]
         for entry in self._layers:
-            entry.compress_by(SCHEME, replace(entry.compression, powersgd_rank=self.rank))
+            entry.compress_by(SCHEME, self.rank)
         before = sum(entry.element_count for entry in entries)
         saved = sum(entry.element_count - self._compressed_count(entry) for entry in self._layers)
         self._numbers = (before, before - saved)
         return self._layers
 
     def _compressed_count(self, entry: SyncedParameter) -> int:
-        rows = entry.compression.rows
+        rows = entry.asked.matrix_rows
         return (rows + entry.element_count // rows) * self.rank
 
     def _compresses(self, entry: SyncedParameter) -> bool:
-        if not is_open(entry) or entry.dtype != "float32" or not entry.compression.rows:
+        if not is_open(entry) or entry.dtype != "float32" or not entry.asked.matrix_rows:
             return False
         return bool(self._compressed_count(entry) * self._state.min_compression_rate < entry.element_count)
 

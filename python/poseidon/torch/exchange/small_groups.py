@@ -234,4 +234,4 @@ def _groups(entries: Sequence[SyncedParameter]) -> Iterator[SmallGroup]:
 def _is_small(entry: SyncedParameter) -> bool:
     """Whether the gradient may travel with others', as it lies in memory."""
     plain = type(entry.form) is DenseForm and entry.param.device.type == "cpu" and entry.stored is None
-    return plain and not (entry.uses_factors or entry.counted or entry.sends_rows or entry.shared or entry.kept_count)
+    return plain and not (entry.counted or entry.sends_rows or entry.shared or entry.kept_count)

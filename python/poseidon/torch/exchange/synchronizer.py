@@ -98,7 +98,7 @@ class Synchronizer(InFlight):
         if not self.connected:
             attach_all(self.entries, self)
         for entry in self.entries:
-            entry.capture(entry.uses_factors)
+            entry.capture(entry.terms.uses_factors)
         self.connected = True
         self._groups.connect(client, transfer, self.entries if self._features.keeps(SAME_STEP) else [])
         self._hear_before()
@@ -131,7 +131,7 @@ class Synchronizer(InFlight):
         """This wrapper is used again, and no other one of the same parameters is."""
         attach_all(self.entries, self)
         for entry in self.entries:
-            entry.capture(entry.uses_factors)
+            entry.capture(entry.terms.uses_factors)
         self._hear_before()
         self.retired = False
 
@@ -191,7 +191,7 @@ class Synchronizer(InFlight):
         self.settle()
         for entry in self.entries:
             if entry.dtype == "float32":
-                entry.send_as(wire)
+                entry.wish(wire=wire, wire_is_given=True)
         self._renew(self.entries)
 
     def compress_by(self, hook: PowerSGDHook) -> None:

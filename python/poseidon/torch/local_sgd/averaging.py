@@ -11,11 +11,12 @@ import torch
 from poseidon import _core
 from poseidon.adapter.control import Control
 from poseidon.adapter.features import Features
+from poseidon.adapter.layer_rules import LayerWishes
 from poseidon.adapter.layer_table import LayerTable
 from poseidon.errors import InvalidArgument, Mismatch
 from poseidon.torch.exchange.weights import Weight
 from poseidon.torch.local_sgd.outer import OuterNesterov
-from poseidon.torch.model.gradient_form import form_of
+from poseidon.torch.model.collect import facts_of
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.rules import UPDATED_DTYPES, algorithm_of, refuse_overlaps
 from poseidon.torch.optimizer.server_update import ServerUpdate
@@ -35,7 +36,7 @@ class Averaging(ABC):
         self._found = found
         self.trained = [entry.param for entry in found]
         self.entries = [
-            SyncedParameter(entry.name, param, form_of(param, sparse=False), "ps", entry.wire, [], [])
+            SyncedParameter(param, facts_of(entry.name, param), LayerWishes("ps", entry.asked.wire), entry.rules)
             for entry, param in zip(found, params, strict=True)
         ]
         self._client: _core.Client | None = None

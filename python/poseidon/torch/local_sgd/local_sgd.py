@@ -94,7 +94,7 @@ class LocalSGD(OptimizerWrapper):
         self._weights_given = 0  # since the last averaging
         self._found = collect_parameters(model, "ps", wire, settings, ())
         _check_parameters(model, optimizer, self._found)
-        rounds = settings.parameter_wire != "fp32" or any(entry.wire != "fp32" for entry in self._found)
+        rounds = settings.parameter_wire != "fp32" or any(entry.asked.wire != "fp32" for entry in self._found)
         self._outer = PLAIN_MEAN if outer is None and rounds else outer
         if self._outer is not None:
             self.features.add("local_sgd_outer")

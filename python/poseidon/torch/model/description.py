@@ -33,11 +33,13 @@ def describe(
 
 
 def _exchange_of(entry: SyncedParameter) -> str:
-    factorable, sparse = ", factorable" * entry.factorable, ", sparse gradients" * entry.form.is_sparse
-    sparse += ", rows or dense" * entry.zeros_are_missing
-    lossy = f", lossy {entry.compression}" if entry.may_be_lossy else ""
-    factors = f", factors {entry.compression.factor_wire}" if entry.compression.factor_wire else ""
-    return f"scheme {entry.scheme}, wire {entry.wire}{factors}{lossy}{factorable}{sparse}"
+    asked = entry.asked
+    factorable, sparse = ", factorable" * asked.factorable, ", sparse gradients" * entry.form.is_sparse
+    sparse += ", rows or dense" * asked.zeros_are_missing
+    numbers = f"topk_fraction={asked.topk_fraction}, powersgd_rank={asked.powersgd_rank}, rows={asked.matrix_rows}"
+    lossy = f", lossy {asked.lossy} ({numbers})" if asked.may_lose else ""
+    factors = f", factors {asked.factor_wire}" if asked.factor_wire else ""
+    return f"scheme {asked.scheme}, wire {asked.wire}{factors}{lossy}{factorable}{sparse}"
 
 
 def _tensor(tensor: torch.Tensor) -> str:

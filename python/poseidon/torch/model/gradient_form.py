@@ -16,15 +16,9 @@ class DenseForm:
     """The gradient as it is. `layout`, on the meta device, is the layout of what is exchanged."""
 
     is_sparse = False
-    sends_rows = False
-    """Whether schemes that take rows may take it."""
 
     def __init__(self, param: torch.Tensor) -> None:
         self.layout = torch.empty_like(param, device="meta", requires_grad=False)
-
-    def wire_format(self, asked: str) -> str:
-        """The wire format in which it travels if the user has asked for this one."""
-        return asked
 
     def check(self, name: str, grad: torch.Tensor | None) -> None:
         """InvalidArgument for a gradient of parameter `name` that cannot be exchanged so."""
@@ -72,8 +66,6 @@ class ComplexForm(DenseForm):
 
 class RowsForm(DenseForm):
     """A gradient that may travel as some of its rows."""
-
-    sends_rows = True
 
     def rows_of(self, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         """The indices (int32) and values of the rows to send, in ascending order, each row once. None: all rows."""
@@ -159,18 +151,12 @@ class SparseForm(RowsForm):
 class CountedRowsForm(SparseForm):
     """The same in 1-D, for schemes that add up arrays: all rows, a count of ranks for each row, and one more count.
 
-    The last element counts the ranks whose gradient is dense. Counts and values cannot share the scale of a block, so
-    int8 is bf16 here.
+    The last element counts the ranks whose gradient is dense.
     """
-
-    sends_rows = False
 
     def __init__(self, param: torch.Tensor) -> None:
         super().__init__(param)
         self.layout = self.layout.new_empty(param.numel() + param.shape[0] + 1)
-
-    def wire_format(self, asked: str) -> str:
-        return "bf16" if asked == "int8" else asked
 
     def write(self, grad: torch.Tensor, buffer: torch.Tensor) -> None:
         rows, row_counts, dense_count = self._parts(buffer)

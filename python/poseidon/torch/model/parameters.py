@@ -10,16 +10,16 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from poseidon.adapter.layer import Compression, SyncedLayer
+from poseidon.adapter.layer import SyncedLayer
+from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
 from poseidon.errors import InvalidArgument
 from poseidon.schemes import converts, takes_factors, workers_multiply
 from poseidon.torch.model.collector import collector_paused
 from poseidon.torch.model.factors import NO_FACTORS, Factors, hand_over_factors, keep_factors
-from poseidon.torch.model.gradient_form import DenseForm, TouchedRowsForm
+from poseidon.torch.model.gradient_form import TouchedRowsForm, form_of
 from poseidon.torch.model.hooks import NO_ARRIVALS, accumulating_nodes, has_others, posthook, prehook
 from poseidon.torch.model.passes import Mode
 from poseidon.torch.model.stored_parameter import StoredParameter
-from poseidon.torch.tensors.memory import DTYPE_NAMES
 from poseidon.torch.tensors.ownership import is_allocated, is_shared
 from poseidon.torch.tensors.pending_gradient import GradientGone, PendingGradient
 from poseidon.torch.tensors.watched import raw_grad
@@ -65,32 +65,20 @@ class SyncedParameter(SyncedLayer):
 
     def __init__(
         self,
-        name: str,
         param: nn.Parameter,
-        form: DenseForm,
-        scheme: str,
-        wire: str,
-        owners: Sequence[nn.Module],
-        linears: Sequence[nn.Linear],
-        compression: Compression | None = None,
+        facts: LayerFacts,
+        wishes: LayerWishes,
+        rules: LayerRules,
+        owners: Sequence[nn.Module] = (),
+        linears: Sequence[nn.Linear] = (),
     ) -> None:
-        super().__init__(
-            name,
-            tuple(param.shape),
-            DTYPE_NAMES[form.layout.dtype],
-            form.layout.numel(),
-            scheme,
-            form.wire_format(wire),
-            factorable=bool(linears),
-            fully_connected=all(isinstance(part, nn.Linear) for part in owners),
-            row_gradient=form.sends_rows,
-            zeros_are_missing=form.sends_rows and not form.is_sparse,
-            compression=compression,
-        )
+        """Raises InvalidArgument, naming the parameter, if it cannot do what is wished."""
+        connected = all(isinstance(part, nn.Linear) for part in owners)
+        super().__init__(facts, wishes, rules, tuple(param.shape), connected)
         self.param = param
         self.owners = owners  # the modules that have it as a parameter of their own
-        self.form = form  # of what is exchanged for its gradient
-        self.layout = form.layout
+        self.form = form_of(param, facts.gives_rows == "sparse", self.row_gradient)  # of what is exchanged
+        self.layout = self.form.layout
         self.shared = False  # with another wrapped model
         self.used_elsewhere = False  # the weight is also used outside its Linear modules
         self.intercepted = False  # as `FactorTaker` says
@@ -191,9 +179,6 @@ class SyncedParameter(SyncedLayer):
                 "both models in one module, or use the optimizer itself"
             )
 
-    def send_as(self, wire: str) -> None:
-        super().send_as(self.form.wire_format(wire))
-
     def hold_on_servers(self, parameter_wire: str) -> None:
         if isinstance(self.param.grad, PendingGradient):
             with suppress(GradientGone):  # of an optimizer that the program has dropped; whoever reads it is told
@@ -207,7 +192,7 @@ class SyncedParameter(SyncedLayer):
     def leave_servers(self) -> None:
         self.stored, self.rereads, self._linears = None, None, self._all_linears
         super().leave_servers()
-        self.capture(self.uses_factors)
+        self.capture(self.terms.uses_factors)
 
     def update_by(self, updater: object | None) -> None:
         super().update_by(updater)

@@ -111,7 +111,7 @@ def _check_updatable(entry: SyncedParameter) -> None:
 def check_aggregator(aggregator: str, entries: Iterable[SyncedParameter]) -> None:
     """InvalidArgument for a parameter whose gradients have fewer bits than an aggregator other than the sum takes."""
     for entry in entries:
-        if aggregator != "sum" and (entry.wire != "fp32" or entry.has_masters):
+        if aggregator != "sum" and (entry.asked.wire != "fp32" or entry.has_masters):
             raise InvalidArgument(
                 f"the gradients of parameter {entry.name} travel in fewer bits than the servers keep, which the "
                 f"aggregator {aggregator} does not take: use wire fp32 and float32 parameters, or aggregator='sum'"

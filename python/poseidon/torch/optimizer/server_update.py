@@ -128,7 +128,7 @@ class ServerUpdate:
         for entry, host in zip(changed, hosts, strict=True):
             # What was written may be what it was, as where a checkpoint's optimizer is loaded before its model.
             own = entry.param.detach().cpu()
-            held = _rounded(host) if entry.parameter_wire == "bf16" else host
+            held = _rounded(host) if entry.asked.parameter_wire == "bf16" else host
             if own.dtype != host.dtype or not torch.equal(own, held):
                 raise PoseidonError(
                     f"parameter {entry.name} was changed on this worker, not by an update: call push_parameters() of "
@@ -397,7 +397,7 @@ class ServerUpdate:
 
     def _kept_masters(self) -> dict[SyncedParameter, torch.Tensor]:
         """The servers' float32 values of parameters that are here as steps have brought them, rounded."""
-        hosts = {entry: _new_host(entry) for entry in self.entries if entry.parameter_wire == "bf16"}
+        hosts = {entry: _new_host(entry) for entry in self.entries if entry.asked.parameter_wire == "bf16"}
         self._pull(list(hosts), list(hosts.values()), 0)
         own = {entry: entry.param.detach().cpu() for entry in hosts}
         kept = {entry: flat_view(host) for entry, host in hosts.items() if torch.equal(_rounded(host), own[entry])}
@@ -421,7 +421,7 @@ class ServerUpdate:
         hosts = self._new_hosts()
         self._pull(list(hosts), list(hosts.values()), 0)
         for entry, host in hosts.items():
-            if rounded and entry.parameter_wire == "bf16":
+            if rounded and entry.asked.parameter_wire == "bf16":
                 host.copy_(_rounded(host))
         self._receive(hosts)
 

@@ -37,7 +37,7 @@ class LossyLayers:
         """InvalidArgument, naming a layer that may take a lossy scheme beside layers on servers, if there is one."""
         for model in self._models:
             for entry in model.synced_parameters:
-                if entry.may_be_lossy:
+                if entry.asked.may_lose:
                     model.trained_model().features.check("server_residuals", entry.name)
 
     def begin(self, step: int) -> None:

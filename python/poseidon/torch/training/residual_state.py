@@ -25,7 +25,7 @@ def keep_in_state_dict(model: nn.Module) -> None:
 
 def _add(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     trained: TrainedModel | None = model._trained
-    if trained is None or trained.sync is None or not any(entry.may_be_lossy for entry in trained.entries):
+    if trained is None or trained.sync is None or not any(entry.asked.may_lose for entry in trained.entries):
         return
     residuals = {layer.name: torch.from_numpy(residual) for layer, residual in trained.sync.residuals().items()}
     state[prefix + _KEY] = {"rank": trained.context.rank, "residuals": residuals}
@@ -34,7 +34,7 @@ def _add(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
 def _take(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     kept = state.pop(prefix + _KEY, None)
     trained: TrainedModel | None = model._trained
-    if trained is None or trained.sync is None or not any(entry.may_be_lossy for entry in trained.entries):
+    if trained is None or trained.sync is None or not any(entry.asked.may_lose for entry in trained.entries):
         return
     if kept is None or kept["rank"] != trained.context.rank:
         whose = "has no residuals" if kept is None else f"has the residuals of rank {kept['rank']}"

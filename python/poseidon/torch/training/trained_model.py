@@ -13,7 +13,6 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistri
 
 from poseidon.adapter.agreement import check_same
 from poseidon.adapter.control import Control
-from poseidon.adapter.drift import check_layers, check_rounding
 from poseidon.adapter.features import SAME_STEP, Features
 from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
@@ -30,7 +29,7 @@ from poseidon.torch.exchange.powersgd_hook import PowerSGDHook, is_open
 from poseidon.torch.exchange.synchronizer import BackwardRun, Synchronizer
 from poseidon.torch.exchange.weights import Weight, WeightedTransfer
 from poseidon.torch.model.changes import ChangeWatch
-from poseidon.torch.model.collect import check_wire, collect_parameters
+from poseidon.torch.model.collect import collect_parameters
 from poseidon.torch.model.collector import collector_paused
 from poseidon.torch.model.description import describe
 from poseidon.torch.model.parameters import SyncedParameter
@@ -83,7 +82,6 @@ class TrainedModel:
         self.buffers = ModelBuffers(module, self._ignored)
         if sends_buffers and self.buffers.tensors():
             self.features.add("sent_buffers")
-        check_layers(self.features, self.entries)
         here.features.take(self.features)
         if here.settings.world_size > 1:
             _take_over(module, self.entries)
@@ -281,8 +279,7 @@ class TrainedModel:
         self._check_not_stored()
         for entry in self.entries:
             if entry.dtype == "float32":
-                check_wire(entry.name, entry.param, entry.compression.allowed or entry.asked_scheme, wire)
-                check_rounding(self.features, entry, wire)
+                entry.check(wire=wire, wire_is_given=True)
         self.sync.send_as(wire)
 
     def compress_by(self, hook: PowerSGDHook) -> None:
@@ -302,7 +299,7 @@ class TrainedModel:
             )
         for entry in open_ones:
             if entry.dtype == "float32":
-                check_wire(entry.name, entry.param, POWERSGD, entry.wire)
+                entry.check(scheme=POWERSGD, wire=entry.asked.wire, wire_is_given=True)
         if self.sync.connected:
             assert self.context.control is not None
             check_same(self.context.control, hook.describe(), "communication hook")
