@@ -83,7 +83,7 @@ def train(rank: int, port: int, folder: Path, servers: str, names: Sequence[str]
     answer, moment = Answer(rank), Moment(folder, rank)
     mine: list[Mine] = []
     try:
-        _begin(settings, rank, port, folder, servers, moment)
+        begin(settings, rank, port, folder, servers, moment)
         if settings.get("part") and rank not in _PART:
             _stand_by(settings, rank, port, folder, servers, moment)
         else:
@@ -96,7 +96,7 @@ def train(rank: int, port: int, folder: Path, servers: str, names: Sequence[str]
     _mark(folder, "done", rank)
     _leave(settings, answer, moment, folder)
     if rank == 0:
-        _compare(settings, answer, mine)
+        compare(settings, answer, mine)
     return answer
 
 
@@ -130,7 +130,7 @@ def _wait_for(folder: Path, what: str, ranks: Sequence[int], seconds: float) -> 
         time.sleep(0.02)
 
 
-def _compare(settings: Settings, answer: Answer, mine: Sequence[Mine]) -> None:
+def compare(settings: Settings, answer: Answer, mine: Sequence[Mine]) -> None:
     """With one process, also where it was an error."""
     try:
         alone = [_reference(settings, number) for number in range(_models(settings))]
@@ -293,7 +293,8 @@ def init_options(settings: Settings, rank: int, folder: Path, servers: str) -> d
     return options | ({"servers": servers} if servers else {})
 
 
-def _begin(settings: Settings, rank: int, port: int, folder: Path, servers: str, moment: Moment) -> None:
+def begin(settings: Settings, rank: int, port: int, folder: Path, servers: str, moment: Moment) -> None:
+    """Joins the job."""
     moment("init")
     size = size_of(settings)
     place = {"rank": rank, "world_size": size, "local_rank": rank, "local_world_size": size}
@@ -321,7 +322,7 @@ def _leave_and_return(settings: Settings, rank: int, port: int, folder: Path, se
     _mark(folder, "resumes", rank)
     moment("shutdown before resume")
     poseidon.shutdown()
-    _begin(settings, rank, port, folder, servers, moment)
+    begin(settings, rank, port, folder, servers, moment)
 
 
 def _train(settings: Settings, rank: int, port: int, folder: Path, servers: str, moment: Moment) -> list[Mine]:
@@ -360,6 +361,13 @@ def _loop(settings: Settings, mine: Sequence[Mine], rank: int, folder: Path, mom
         moment("after the last step")
 
 
+def recovered_objects(mine: Sequence[Mine]) -> list[Any]:
+    """What a step changes, for `Recovery`."""
+    objects = [one.model for one in mine if one.wraps]
+    objects += [optimizer for one in mine for optimizer in one.optimizers]
+    return objects + [one.scaler for one in mine if one.scaler is not None]
+
+
 def _steps(
     settings: Settings, mine: Sequence[Mine], folder: Path, moment: Moment, start: int, stop: int
 ) -> Iterator[int]:
@@ -368,11 +376,8 @@ def _steps(
         yield from range(start, stop)
         return
     moment("Recovery")
-    objects = [one.model for one in mine if one.wraps]
-    objects += [optimizer for one in mine for optimizer in one.optimizers]
-    objects += [one.scaler for one in mine if one.scaler is not None]
     directory = folder / "states" if features.averages(settings) else None
-    recovery = poseidon.Recovery(*objects, directory=directory)
+    recovery = poseidon.Recovery(*recovered_objects(mine), directory=directory)
     while recovery.until(stop):
         with recovery.attempt():
             yield recovery.step
