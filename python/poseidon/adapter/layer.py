@@ -38,8 +38,7 @@ class SyncedLayer:
         self, facts: LayerFacts, wishes: LayerWishes, rules: LayerRules, shape: tuple[int, ...], fully_connected: bool
     ) -> None:
         """Raises InvalidArgument, naming the layer, if it cannot do what is wished."""
-        self.name = facts.name
-        self.shape = shape
+        self.name, self.dtype, self.shape = facts.name, facts.dtype, shape
         self.facts, self.wishes, self.rules = facts, wishes, rules
         self.fully_connected = fully_connected  # only fully connected layers have it
         self._ask()
@@ -66,21 +65,12 @@ class SyncedLayer:
     def _take(self, terms: _core.LayerTerms) -> None:
         """Takes its terms: those that its plan has, once it is in a client. Steps read the copies."""
         self.terms, self.scheme = terms, terms.scheme
-        self.element_count = self.asked.element_count
+        self.on_servers = self.facts.stored  # they hold and update the parameter
+        self.element_count = self.asked.element_count  # of what is exchanged
         self.factorable, self.row_gradient = self.asked.factorable, self.asked.row_gradient
         rows_decide = self.row_gradient and self.asked.scheme == "auto" and any(map(takes_rows, terms.schemes))
         # Whether exchanges tell how many factors or rows their gradients have.
         self.counted = terms.uses_factors or rows_decide
-
-    @property
-    def dtype(self) -> str:
-        """The core's name for the type of the elements that are exchanged."""
-        return self.facts.dtype
-
-    @property
-    def on_servers(self) -> bool:
-        """Whether servers hold and update the parameter."""
-        return self.facts.stored
 
     @property
     def updater(self) -> object | None:
