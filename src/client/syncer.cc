@@ -168,7 +168,10 @@ Result<std::span<std::byte>> Syncer::make_room_early(Inbox& inbox, const wire::H
                                                      const Protocol& protocol) {
   if (std::holds_alternative<std::monostate>(inbox)) inbox.emplace<Kind>();
   Kind* const own = std::get_if<Kind>(&inbox);
-  if (own == nullptr) return unexpected(std::string(wire::kind_name(header.kind)) + " beside those of another scheme");
+  if (own == nullptr)
+    return Status(ErrorCode::mismatch, std::string(wire::kind_name(header.kind)) +
+                                           " came after parts of another scheme for '" + unit().name +
+                                           "'; give the layer the same scheme on all ranks");
   return protocol.make_room(*own, exchange_, header, links_);
 }
 
