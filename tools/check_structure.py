@@ -15,6 +15,7 @@ from structure.contracts import check_cpp_contracts, check_python_contracts
 from structure.dead import check_dead_headers, check_dead_modules
 from structure.edges import PACKAGE, cpp_edges, python_edges
 from structure.rooms import CPP_DOORS, PYTHON_DOORS, check_doors, check_rooms_are_listed
+from structure.seam import check_seam
 from structure.text import check_environment, check_length, check_markdown
 from structure.tree import Tree
 
@@ -34,6 +35,7 @@ def violations(tree: Tree) -> Iterator[str]:
     yield from check_length(tree)
     yield from check_markdown(tree)
     yield from check_environment(tree)
+    yield from check_seam(tree)
 
 
 def main() -> int:

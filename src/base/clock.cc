@@ -132,11 +132,21 @@ class Ticker {
 
 }  // namespace
 
-Clock::time_point Clock::now() noexcept { return time_point(std::chrono::nanoseconds(Ticker::instance().active_ns())); }
+Clock::time_point Clock::now() noexcept {
+  const World* const world = World::current();
+  return time_point(std::chrono::nanoseconds(world == nullptr ? Ticker::instance().active_ns() : world->now_ns()));
+}
 
-std::int64_t ran_since_ns(std::chrono::nanoseconds time) { return Ticker::instance().ran_since_ns(time.count()); }
+std::int64_t ran_since_ns(std::chrono::nanoseconds time) {
+  if (const World* const world = World::current()) return world->now_ns() - time.count();
+  return Ticker::instance().ran_since_ns(time.count());
+}
 
-KeepsTime::KeepsTime() { Ticker::instance().begin(); }
-KeepsTime::~KeepsTime() { Ticker::instance().end(); }
+KeepsTime::KeepsTime() : real_(World::current() == nullptr) {
+  if (real_) Ticker::instance().begin();
+}
+KeepsTime::~KeepsTime() {
+  if (real_) Ticker::instance().end();
+}
 
 }  // namespace poseidon

@@ -1,8 +1,11 @@
-// The library's clocks. Traces of all threads and of Python use now_ns(). Deadlines use Clock.
+// The library's clocks. Traces of all threads and of Python use now_ns(). Deadlines use Clock. In a simulated world
+// (world.h) all of them show its time, and it is never stopped.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
+
+#include "base/world.h"
 
 namespace poseidon {
 
@@ -27,11 +30,16 @@ class KeepsTime {
   ~KeepsTime();
   KeepsTime(const KeepsTime&) = delete;
   KeepsTime& operator=(const KeepsTime&) = delete;
+
+ private:
+  const bool real_;
 };
 
 /// CLOCK_MONOTONIC in nanoseconds: what Python's time.monotonic_ns() returns. It is for measuring and for records. What
 /// has lasted too long is told by ran_since_ns().
 inline std::int64_t now_ns() {
+  if (const World* const world = World::current()) [[unlikely]]
+    return world->now_ns();
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
       .count();
 }
@@ -46,6 +54,8 @@ inline Clock::time_point time_of(std::int64_t time_ns) {
 
 /// The time of day in nanoseconds since 1970. It is for people to read, never for waiting.
 inline std::int64_t wall_ns() {
+  if (const World* const world = World::current()) [[unlikely]]
+    return world->wall_ns();
   return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::system_clock::now().time_since_epoch())
       .count();
 }

@@ -11,7 +11,7 @@ namespace poseidon {
 Executor::Executor(int thread_count) {
   threads_.reserve(static_cast<std::size_t>(thread_count));
   for (int i = 0; i < thread_count; ++i)
-    threads_.emplace_back([this] {
+    threads_.emplace_back("", [this] {
       keep_denormals();
       work();
     });

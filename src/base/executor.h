@@ -2,13 +2,13 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstddef>
 #include <deque>
 #include <functional>
 #include <mutex>
-#include <thread>
 #include <vector>
+
+#include "base/thread.h"
 
 namespace poseidon {
 
@@ -35,10 +35,10 @@ class Executor {
 
   std::atomic<std::size_t> unfinished_{0};  // jobs
   std::mutex mutex_;
-  std::condition_variable wake_;
+  Condition wake_;
   std::deque<std::function<void()>> queue_;
   bool stopping_ = false;
-  std::vector<std::thread> threads_;
+  std::vector<Thread> threads_;
 };
 
 }  // namespace poseidon

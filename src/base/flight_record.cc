@@ -1,7 +1,6 @@
 #include "base/flight_record.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -58,7 +57,8 @@ std::string stem_of(const std::string& name) { return split_last(split_last(spli
 /// same name, at the same time or one after the other, do not remove each other's records.
 void remove_oldest(const std::filesystem::path& written) {
   const std::string own_name = written.filename();
-  const auto oldest = std::filesystem::file_time_type::clock::now() - kOthersRecordsStay;
+  const auto now = std::chrono::sys_time<std::chrono::nanoseconds>(std::chrono::nanoseconds(wall_ns()));
+  const auto oldest = std::filesystem::file_time_type::clock::from_sys(now) - kOthersRecordsStay;
   std::vector<std::filesystem::path> own;
   std::error_code error;  // if another user's directory is not readable, everything stays
   for (std::filesystem::directory_iterator entry(written.parent_path(), error), end; !error && entry != end;
@@ -152,18 +152,15 @@ Status write_flight_record(const std::string& path, const std::string& text) {
 void FlightRecordWriter::start(std::string path, std::function<std::string()> make_text) {
   const OneThread::Turn turn(one_thread_);
   invariant(!thread_.joinable(), "a flight record is written once");
-  std::promise<void> made;
-  std::promise<void> written;
-  made_ = made.get_future();
-  written_ = written.get_future();
-  thread_ = std::thread([path = std::move(path), make_text = std::move(make_text), made = std::move(made),
-                         written = std::move(written)]() mutable {
-    ::pthread_setname_np(::pthread_self(), "psd-record");
+  made_ = Completion::make();
+  written_ = Completion::make();
+  thread_ = Thread("psd-record", [path = std::move(path), make_text = std::move(make_text), made = made_,
+                                  written = written_]() mutable {
     const std::string text = std::exchange(make_text, nullptr)();
-    made.set_value();
+    made.complete();
     // Nobody is left to be told that there is no record. The failure itself is told anyway.
     static_cast<void>(write_flight_record(path, text));
-    written.set_value();
+    written.complete();
   });
 }
 
@@ -171,7 +168,7 @@ void FlightRecordWriter::wait() {
   const OneThread::Turn turn(one_thread_);
   if (!thread_.joinable()) return;
   made_.wait();
-  if (written_.wait_for(kDiskPatience) == std::future_status::ready)
+  if (written_.wait_for(kDiskPatience))
     thread_.join();
   else
     thread_.detach();

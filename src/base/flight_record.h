@@ -5,14 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <future>
 #include <string>
 #include <string_view>
-#include <thread>
 
 #include "base/flight_recorder.h"
 #include "base/json_writer.h"
 #include "base/one_thread.h"
+#include "base/thread.h"
 #include "poseidon/status.h"
 
 namespace poseidon {
@@ -81,9 +80,9 @@ class FlightRecordWriter {
   void wait();
 
  private:
-  std::thread thread_;
-  std::future<void> made_;
-  std::future<void> written_;
+  Thread thread_;
+  Completion made_;
+  Completion written_;
   [[no_unique_address]] OneThread one_thread_{"FlightRecordWriter"};
 };
 

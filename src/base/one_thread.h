@@ -4,9 +4,9 @@
 #pragma once
 
 #ifdef POSEIDON_CHECKS
-#include <sys/types.h>
-
 #include <atomic>
+
+#include "base/thread.h"
 #else
 #include <type_traits>
 #endif
@@ -32,8 +32,8 @@ class OneThread {
   ~OneThread() = default;
 
   void check(const char* file = __builtin_FILE(), int line = __builtin_LINE()) const {
-    const pid_t caller = this_thread();
-    pid_t owner = owner_.load(std::memory_order_relaxed);
+    const ThreadNumber caller = this_thread_number();
+    ThreadNumber owner = owner_.load(std::memory_order_relaxed);
     if (owner == caller) return;
     if (owner == 0 && owner_.compare_exchange_strong(owner, caller, std::memory_order_relaxed)) return;
     take_from(owner, file, line);
@@ -57,18 +57,16 @@ class OneThread {
 
   /// Aborts if the owner calls this.
   void check_other(const char* file = __builtin_FILE(), int line = __builtin_LINE()) const {
-    if (owner_.load(std::memory_order_relaxed) == this_thread()) refuse_owner(file, line);
+    if (owner_.load(std::memory_order_relaxed) == this_thread_number()) refuse_owner(file, line);
   }
 
  private:
-  /// The kernel's number of the calling thread. It is not given away again soon, unlike a pthread_t.
-  static pid_t this_thread();
   /// Takes the object from a thread that has ended, or aborts.
-  void take_from(pid_t owner, const char* file, int line) const;
+  void take_from(ThreadNumber owner, const char* file, int line) const;
   [[noreturn]] void refuse_owner(const char* file, int line) const;
 
   const char* of_;
-  mutable std::atomic<pid_t> owner_{0};  // 0: nobody
+  mutable std::atomic<ThreadNumber> owner_{0};  // 0: nobody
 };
 
 #else

@@ -7,10 +7,12 @@
 #include <cstdlib>
 
 #include "base/file_descriptor.h"
+#include "base/world.h"
 
 namespace poseidon {
 
 void fill_with_random_bytes(std::span<std::byte> out) {
+  if (World* const world = World::current()) return world->fill_with_random_bytes(out);
   // The kernel gives up to 256 bytes as a whole, or none while the machine is just starting.
   ssize_t got = -1;
   do {

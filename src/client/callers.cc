@@ -3,16 +3,17 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/thread.h"
+
 namespace poseidon {
 
 namespace {
 
 thread_local pthread_t acts_for = 0;  // 0: this thread itself
 
-/// It is gone when this thread has ended.
-const std::shared_ptr<const int>& life_of_this_thread() {
-  thread_local const std::shared_ptr<const int> life = std::make_shared<const int>(0);
-  return life;
+pthread_t id_of_this_thread() {
+  const World* const world = World::current();
+  return world == nullptr ? ::pthread_self() : static_cast<pthread_t>(world->this_thread());
 }
 
 }  // namespace
@@ -21,7 +22,7 @@ Callers::Caller& Callers::own() {
   if (const auto owner = std::ranges::find(callers_, acts_for, &Caller::id);
       acts_for != 0 && owner != callers_.end() && !owner->lives.expired())
     return *owner;
-  const pthread_t id = ::pthread_self();
+  const pthread_t id = id_of_this_thread();
   const auto found = std::ranges::find(callers_, id, &Caller::id);
   if (found == callers_.end()) return callers_.emplace_back(Caller{id, life_of_this_thread()});
   if (found->lives.expired()) *found = {id, life_of_this_thread()};  // an earlier thread had the same id
@@ -30,7 +31,7 @@ Callers::Caller& Callers::own() {
 
 void Callers::act_for(pthread_t owner) {
   acts_for = owner;
-  if (owner != 0) std::erase_if(callers_, [](const Caller& caller) { return caller.id == ::pthread_self(); });
+  if (owner != 0) std::erase_if(callers_, [](const Caller& caller) { return caller.id == id_of_this_thread(); });
 }
 
 Callers::Inside::Inside(Callers& callers, std::function<bool()> done)

@@ -1,9 +1,9 @@
 // How a rank leaves its job.
 #include <algorithm>
 #include <chrono>
-#include <thread>
 #include <utility>
 
+#include "base/thread.h"
 #include "client/client_impl.h"
 #include "wire/messages/ending.h"
 
@@ -52,7 +52,7 @@ void ClientImpl::finish_contributions(const std::function<bool()>& keep_waiting)
   loop_->call([this] { leaving_ = !closing_; });
   while (still_contributes()) {
     look(wait);
-    std::this_thread::sleep_for(kContributionLook);
+    pause_for(kContributionLook);
   }
   loop_->call([this] {
     if (closing_) return;

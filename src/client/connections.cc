@@ -339,7 +339,7 @@ void Connections::end(LinkState& link) {
   link.flow->close(kLinger);
 }
 
-std::map<const Flow*, LinkState>::node_type Connections::remove(Flow& flow) {
+InsertionMap<const Flow, LinkState>::Node Connections::remove(Flow& flow) {
   loop_->check_thread();
   auto node = flows_.extract(&flow);
   invariant(!node.empty(), "a connection closes once");

@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/flight_record.h"
 #include "base/flight_recorder.h"
+#include "base/insertion_map.h"
 #include "client/flight_report.h"
 #include "client/lobby.h"
 #include "poseidon/client.h"
@@ -148,7 +149,7 @@ class Connections {
   /// Sends a last message over each connection, unless it has said goodbye, and closes it.
   void close(const wire::Header& last_message, const std::shared_ptr<const std::string>& text);
   /// Removes a connection that has closed. Its state lives as long as the returned node.
-  std::map<const Flow*, LinkState>::node_type remove(Flow& flow);
+  InsertionMap<const Flow, LinkState>::Node remove(Flow& flow);
   bool empty() const {
     loop_->check_thread();
     return flows_.empty();
@@ -278,7 +279,7 @@ class Connections {
   std::atomic<std::int64_t> last_progress_ns_{0};
 
   Links links_;
-  std::map<const Flow*, LinkState> flows_;
+  InsertionMap<const Flow, LinkState> flows_;
   Endpoints endpoints_;
   Clock::time_point server_deadline_;  // for connecting to servers
   Clock::time_point peer_deadline_;    // for connecting to peers

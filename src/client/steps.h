@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -14,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/thread.h"
 #include "client/callers.h"
 #include "client/lateness.h"
 #include "client/unit_state.h"
@@ -144,7 +144,7 @@ class Steps {
   const std::shared_ptr<Loop> loop_;
 
   mutable std::mutex mutex_;
-  std::condition_variable changed_;
+  Condition changed_;
   std::deque<UnitState> units_;
   std::vector<std::vector<LayerState>> layer_blocks_;  // one per plan
   std::vector<LayerState*> layers_;

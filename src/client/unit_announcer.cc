@@ -6,20 +6,10 @@
 
 namespace poseidon {
 
-namespace {
-
-/// Returns a number that grows with each run of a job.
-std::uint64_t run_of(std::chrono::system_clock::time_point began) {
-  return static_cast<std::uint64_t>(
-      std::chrono::duration_cast<std::chrono::nanoseconds>(began.time_since_epoch()).count());
-}
-
-}  // namespace
-
 void UnitAnnouncer::announce(const Plan& plan, const Links& links) {
   one_thread_.check();
   if (links.rank != 0) return;
-  wire::StoredUnits units{run_of(began_), restored_version_, {}};
+  wire::StoredUnits units{run_, restored_version_, {}};
   for (const Unit& unit : plan.units) {
     if (!plan.layers[unit.layers.front()].stored || unit.chunks.empty()) continue;
     std::string name = unit.name.substr(0, wire::kMaxUnitNameBytes / 2);

@@ -1,12 +1,12 @@
 // UnitAnnouncer: tells the servers about the units whose values they keep.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
 
+#include "base/clock.h"
 #include "base/one_thread.h"
 #include "poseidon/plan.h"
 #include "scheme/scheme.h"
@@ -27,7 +27,8 @@ class UnitAnnouncer {
   void announce(const Plan& plan, const Links& links);
 
  private:
-  const std::chrono::system_clock::time_point began_ = std::chrono::system_clock::now();
+  /// A number that grows with each run of a job.
+  const std::uint64_t run_ = static_cast<std::uint64_t>(wall_ns());
   std::map<std::string, std::size_t> names_;  // the number of units of each name
   std::uint64_t restored_version_ = 0;
   [[no_unique_address]] OneThread one_thread_{"UnitAnnouncer"};

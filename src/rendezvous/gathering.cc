@@ -1,9 +1,9 @@
 #include "rendezvous/gathering.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 
+#include "base/thread.h"
 #include "rendezvous/store_protocol.h"
 
 namespace poseidon {
@@ -68,7 +68,7 @@ Result<Membership> Gathering::gather(const std::function<bool()>& keep_waiting) 
     if (!keep_waiting()) return Status(ErrorCode::aborted, "interrupted while waiting for the other ranks");
     if (Clock::now() > deadline_) return missing();
     if (options_.on_failure == OnFailure::abort && Clock::now() - answered_ > kStorePatience) return away_;
-    std::this_thread::sleep_for(pause_of(options_));
+    pause_for(pause_of(options_));
   }
 }
 

@@ -12,7 +12,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -20,6 +19,7 @@
 #include "base/file_descriptor.h"
 #include "base/host.h"
 #include "base/one_thread.h"
+#include "base/thread.h"
 #include "base/wipe.h"
 #include "rendezvous/store_protocol.h"
 #include "rendezvous/store_server.h"
@@ -173,7 +173,7 @@ class TcpStore final : public Store {
         return {ErrorCode::unreachable, "rank " + std::to_string(options_.rank) + " cannot reach " + where_ + ": " +
                                             stream.status().message() +
                                             "; check that rank 0 runs, MASTER_ADDR and MASTER_PORT, and firewalls"};
-      std::this_thread::sleep_for(kDialAgain);
+      pause_for(kDialAgain);
     }
   }
 
@@ -195,7 +195,7 @@ class TcpStore final : public Store {
       if (answer.value().has_value()) return std::move(*answer.value());
       if (Clock::now() + kAskAgain > deadline)
         return Status(ErrorCode::timeout, "the rendezvous store has no key '" + key + "' yet");
-      std::this_thread::sleep_for(kAskAgain);
+      pause_for(kAskAgain);
     }
   }
 
@@ -320,7 +320,7 @@ Result<std::shared_ptr<Store>> open_tcp_store(const Options& options, const std:
     // A name may get its address only when this machine has started: MASTER_ADDR of a pod.
     while (!served.ok() && !tcp::resolve(where(options)).ok() && Clock::now() + kDialAgain < deadline) {
       if (!keep_waiting()) return Status(ErrorCode::aborted, "interrupted while MASTER_ADDR did not resolve");
-      std::this_thread::sleep_for(kDialAgain);
+      pause_for(kDialAgain);
       served = serve(options, admission.value());
     }
     if (!served.ok()) cannot_serve = served.status();

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
-#include <thread>
 #include <utility>
 
+#include "base/thread.h"
 #include "server/baselines/wide_aggregation.h"
 #include "server/baselines/worker_assignment.h"
 #include "server/checkpoint/checkpoint_directory.h"
@@ -105,7 +105,7 @@ void ServerImpl::report(JsonWriter& json, std::int64_t time_ns) {
 void ServerImpl::serve_on(const std::function<bool()>& keep_serving) {
   constexpr auto kLookAgain = std::chrono::milliseconds(10);
   while (keep_serving() && std::ranges::any_of(cores_, [](auto& core) { return core->has_values_for_others(); }))
-    std::this_thread::sleep_for(kLookAgain);
+    pause_for(kLookAgain);
 }
 
 void ServerImpl::shutdown() { shutdown(kLinger); }

@@ -1,6 +1,5 @@
 #include "transport/loop.h"
 
-#include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -11,10 +10,8 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <future>
 #include <map>
 #include <mutex>
-#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -23,6 +20,7 @@
 #include "base/float_mode.h"
 #include "base/invariant.h"
 #include "base/one_thread.h"
+#include "base/thread.h"
 
 namespace poseidon {
 
@@ -30,12 +28,19 @@ namespace {
 
 constexpr std::uint64_t kWakeKey = ~std::uint64_t{0};
 constexpr std::size_t kEventsPerWait = 64;
-constexpr std::size_t kThreadNameBytes = 15;
 constexpr std::chrono::milliseconds kLongestWait{60'000};
 
 [[noreturn]] void die(const char* what) {
   std::fprintf(stderr, "poseidon: loop: %s: %s\n", what, errno_text(errno).c_str());
   std::abort();
+}
+
+/// For epoll_wait.
+int wait_ms(Clock::time_point latest) {
+  if (latest == Clock::time_point::min()) return 0;
+  const auto longest = Clock::duration(kLongestWait);
+  const auto left = latest == Clock::time_point::max() ? longest : std::min(latest - Clock::now(), longest);
+  return std::max(static_cast<int>(std::chrono::ceil<std::chrono::milliseconds>(left).count()), 0);
 }
 
 }  // namespace
@@ -47,10 +52,11 @@ struct Loop::State {
   };
 
   const KeepsTime keeps_time;
+  World* const world = World::current();  // null: it waits for descriptors, too
   FileDescriptor epoll;
   FileDescriptor wake;
-  std::thread thread;
-  std::atomic<std::thread::id> thread_id{};
+  Thread thread;
+  std::atomic<ThreadNumber> thread_number{0};
   [[no_unique_address]] OneThread runner{"a loop"};                          // the loop's thread, for ever
   [[no_unique_address]] OneThread user{"an object of a loop's own thread"};  // the same until the loop is stopped
 
@@ -74,13 +80,16 @@ struct Loop::State {
   void run();
   bool run_tasks();
   void run_due_timers();
-  std::chrono::milliseconds wait_time();
+  Clock::time_point next_time();
   void wait_and_dispatch();
+  void wait_for_events(Clock::time_point latest);
+  void wake_up() const;
   void dispatch(const epoll_event& event);
   void drop_registrations();
 };
 
 void Loop::State::open() {
+  if (world != nullptr) return;
   epoll = FileDescriptor(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll) die("epoll_create1");
   wake = FileDescriptor(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -135,27 +144,37 @@ void Loop::State::run_due_timers() {
   }
 }
 
-std::chrono::milliseconds Loop::State::wait_time() {
+/// When there is something to do, if nothing comes before.
+Clock::time_point Loop::State::next_time() {
   {
     const std::lock_guard lock(mutex);
-    if (!tasks.empty()) return std::chrono::milliseconds{0};
+    if (!tasks.empty()) return Clock::time_point::min();
   }
-  if (timers.empty()) return kLongestWait;
-  const auto left = timers.begin()->first.first - Clock::now();
-  if (left >= kLongestWait) return kLongestWait;
-  return std::max(std::chrono::ceil<std::chrono::milliseconds>(left), std::chrono::milliseconds{0});
+  return timers.empty() ? Clock::time_point::max() : timers.begin()->first.first;
 }
 
 void Loop::State::wait_and_dispatch() {
-  std::array<epoll_event, kEventsPerWait> events{};
   ++round;
   asleep.store(true);
-  const auto timeout = wait_time();
-  const int count =
-      ::epoll_wait(epoll.get(), events.data(), static_cast<int>(events.size()), static_cast<int>(timeout.count()));
+  const auto latest = next_time();
+  if (world == nullptr) return wait_for_events(latest);
+  world->wait(this, latest.time_since_epoch().count(), "a task");  // others run, too, if there is one already
+  asleep.store(false);
+}
+
+void Loop::State::wait_for_events(Clock::time_point latest) {
+  std::array<epoll_event, kEventsPerWait> events{};
+  const int count = ::epoll_wait(epoll.get(), events.data(), static_cast<int>(events.size()), wait_ms(latest));
   asleep.store(false);
   if (count < 0 && errno != EINTR) die("epoll_wait");
   for (int i = 0; i < count; ++i) dispatch(events[static_cast<std::size_t>(i)]);
+}
+
+void Loop::State::wake_up() const {
+  if (world != nullptr) return world->wake(this);
+  const std::uint64_t one = 1;
+  while (::write(wake.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
+  }
 }
 
 void Loop::State::dispatch(const epoll_event& event) {
@@ -180,11 +199,10 @@ void Loop::State::drop_registrations() {
 
 Loop::Loop(const std::string& name) : state_(std::make_unique<State>()) {
   state_->open();
-  state_->thread = std::thread([state = state_.get(), thread_name = name.substr(0, kThreadNameBytes)] {
-    state->thread_id.store(std::this_thread::get_id());
+  state_->thread = Thread(name, [state = state_.get()] {
+    state->thread_number.store(this_thread_number());
     state->runner.check();
     state->user.check();
-    ::pthread_setname_np(::pthread_self(), thread_name.c_str());
     keep_denormals();
     state->run();
   });
@@ -205,25 +223,20 @@ void Loop::post(std::function<void()> task) {
     const std::lock_guard lock(state_->mutex);
     state_->tasks.push_back(std::move(task));
   }
-  if (state_->asleep.load() && state_->asleep.exchange(false)) {
-    const std::uint64_t one = 1;
-    while (::write(state_->wake.get(), &one, sizeof(one)) < 0 && errno == EINTR) {
-    }
-  }
+  if (state_->asleep.load() && state_->asleep.exchange(false)) state_->wake_up();
 }
 
 void Loop::call(const std::function<void()>& task) {
   if (in_loop_thread()) return task();
-  // Shared, because set_value may still be running when the wait is over.
-  const auto ran = std::make_shared<std::promise<void>>();
+  const Completion ran = Completion::make();
   post([&task, ran] {
     task();
-    ran->set_value();
+    ran.complete();
   });
-  ran->get_future().wait();
+  ran.wait();
 }
 
-bool Loop::in_loop_thread() const { return state_->thread_id.load() == std::this_thread::get_id(); }
+bool Loop::in_loop_thread() const { return state_->thread_number.load() == this_thread_number(); }
 
 #ifdef POSEIDON_CHECKS
 void Loop::check_thread(const char* file, int line) const { state_->user.check(file, line); }
@@ -238,6 +251,7 @@ std::uint64_t Loop::round() const {
 
 Status Loop::watch(int fd, std::uint32_t events, std::function<void(std::uint32_t)> handler) {
   check_thread();
+  if (state_->world != nullptr) return {ErrorCode::invalid_argument, "a simulated loop watches no descriptors"};
   const std::uint32_t generation = state_->next_generation++;
   epoll_event event{};
   event.events = events;

@@ -17,6 +17,7 @@ from structure.contracts import check_cpp_contracts, check_python_contracts  # n
 from structure.dead import check_dead_headers, check_dead_modules  # noqa: E402
 from structure.edges import PACKAGE, cpp_edges, python_edges  # noqa: E402
 from structure.rooms import check_doors, check_rooms_are_listed  # noqa: E402
+from structure.seam import check_seam  # noqa: E402
 from structure.text import check_environment, check_length, check_markdown  # noqa: E402
 from structure.tree import Tree  # noqa: E402
 
@@ -290,3 +291,23 @@ def test_the_environment_is_read_in_one_place(make_tree: MakeTree) -> None:
         "python/poseidon/store.py:1: POSEIDON_* is read in poseidon.options only",
         "src/base/x.cc:1: the core reads no environment variables",
     ]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "const auto now = std::chrono::steady_clock::now();",
+        "std::this_thread::sleep_for(kPause);",
+        "std::condition_variable changed_;",
+        "std::thread thread_;",
+        "::clock_gettime(CLOCK_MONOTONIC, &time);",
+        "const auto seconds = std::time(nullptr);",
+        "std::random_device random;",
+        "std::promise<void> done;",
+        "::sleep(1);",
+    ],
+)
+def test_nothing_goes_past_the_seam(make_tree: MakeTree, code: str) -> None:
+    allowed = "inbox.sleep(); const auto now = Clock::now();  // not a steady_clock\n"
+    tree = make_tree({"src/client/x.cc": f"{allowed}{code}\n", "src/base/thread.cc": code, "tests/cpp/x.cc": code})
+    assert one(check_seam(tree)).startswith("src/client/x.cc:2: ")

@@ -7,13 +7,12 @@
 
 namespace poseidon {
 
-std::future<void> WideAggregation::sum(std::vector<const std::byte*> inputs, const wire::Contribution& shape,
-                                       std::byte* out, std::function<void()> done) {
+Completion WideAggregation::sum(std::vector<const std::byte*> inputs, const wire::Contribution& shape, std::byte* out,
+                                std::function<void()> done) {
   const std::size_t element_bytes = dtype_bytes(shape.dtype);
   const std::size_t element_count = shape.payload_bytes / element_bytes;
   const auto part_count = static_cast<std::size_t>(executor_.thread_count());
-  const auto computed = std::make_shared<std::promise<void>>();
-  std::future<void> read = computed->get_future();
+  const Completion computed = Completion::make();
   executor_.run(
       part_count,
       [=, inputs = std::move(inputs)](std::size_t part) {
@@ -26,9 +25,9 @@ std::future<void> WideAggregation::sum(std::vector<const std::byte*> inputs, con
       },
       [done = std::move(done), computed] {
         done();
-        computed->set_value();
+        computed.complete();
       });
-  return read;
+  return computed;
 }
 
 }  // namespace poseidon

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <future>
 #include <vector>
 
 #include "base/executor.h"
@@ -15,8 +14,8 @@ class WideAggregation final : public ThreadedSum {
  public:
   explicit WideAggregation(int thread_count) : executor_(thread_count) {}
 
-  std::future<void> sum(std::vector<const std::byte*> inputs, const wire::Contribution& shape, std::byte* out,
-                        std::function<void()> done) override;
+  Completion sum(std::vector<const std::byte*> inputs, const wire::Contribution& shape, std::byte* out,
+                 std::function<void()> done) override;
 
  private:
   Executor executor_;

@@ -204,10 +204,10 @@ struct ServerCore::Job {
   std::vector<std::string> earlier_runs;  // the last runs whose place this run has taken
   const wire::Pace pace;
   std::set<Connection*, ByRank> connections;
-  std::set<Connection*> waiting;  // those whose next contribution may not come yet
-  bool failing = false;           // its open chunks have been remembered
-  bool passed_on = false;         // its workers have been told why one of them has failed
-  bool lost_worker = false;       // a connection has ended without a goodbye
+  std::set<Connection*, ByRank> waiting;  // those whose next contribution may not come yet
+  bool failing = false;                   // its open chunks have been remembered
+  bool passed_on = false;                 // its workers have been told why one of them has failed
+  bool lost_worker = false;               // a connection has ended without a goodbye
   const std::int64_t began_ns = now_ns();
   std::int64_t last_progress_ns = began_ns;  // of the connections that have closed
   std::uint64_t closed_bytes_sent = 0;       // by them

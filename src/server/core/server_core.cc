@@ -71,7 +71,7 @@ void ServerCore::begin_shutdown(std::chrono::milliseconds linger) {
   listeners_.clear();
   loop_->call([this, linger] {
     stopping_ = true;
-    if (connections_.empty()) all_closed_.set_value();
+    if (connections_.empty()) all_closed_.complete();
     for (auto& [key, connection] : connections_) {
       connection->flow().send(wire::Goodbye::make(), {}, [](const Status&) {});
       connection->flow().close(linger);
@@ -80,13 +80,12 @@ void ServerCore::begin_shutdown(std::chrono::milliseconds linger) {
 }
 
 void ServerCore::finish_shutdown(std::chrono::milliseconds linger) {
-  const auto closed = std::exchange(closed_, {});
-  if (!closed.valid()) return;
+  if (std::exchange(finished_, true)) return;
   const auto latest = Clock::now() + linger + kLinger;
   // A peer that takes nothing any more is frozen or cut off. The kernel goes on sending what it holds for such a peer.
   std::uint64_t delivered_bytes = bytes_delivered();
   auto quiet_since = Clock::now();
-  while (closed.wait_for(kLook) != std::future_status::ready) {
+  while (!all_closed_.wait_for(kLook)) {
     const auto now = Clock::now();
     if (const std::uint64_t by_now = bytes_delivered(); std::exchange(delivered_bytes, by_now) != by_now)
       quiet_since = now;
@@ -371,7 +370,7 @@ void ServerCore::on_closed(Flow& flow, const Status& status) {
     end_if_empty(*job);
   }
   connections_.erase(found);
-  if (stopping_ && connections_.empty()) all_closed_.set_value();
+  if (stopping_ && connections_.empty()) all_closed_.complete();
 }
 
 void ServerCore::end_if_empty(Job& job) {

@@ -4,7 +4,6 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
-#include <future>
 #include <map>
 #include <memory>
 #include <string>
@@ -12,6 +11,8 @@
 #include <vector>
 
 #include "base/flight_recorder.h"
+#include "base/insertion_map.h"
+#include "base/thread.h"
 #include "poseidon/options.h"
 #include "server/core/chunk_handover.h"
 #include "server/core/core_job_report.h"
@@ -162,7 +163,7 @@ class ServerCore final : public HandoverCore, private Receiver {
   std::unique_ptr<ChunkHandover> handover_;           // null: this core owns every chunk that it receives
   std::map<JobName, std::unique_ptr<Job>> jobs_;
   std::vector<std::unique_ptr<Job>> replaced_jobs_;  // jobs of earlier generations, whose connections are being closed
-  std::map<const Flow*, std::unique_ptr<Connection>> connections_;
+  InsertionMap<const Flow, std::unique_ptr<Connection>> connections_;
   PendingConnections pending_;
   PortWatch port_watch_;
   bool resumption_planned_ = false;
@@ -173,10 +174,10 @@ class ServerCore final : public HandoverCore, private Receiver {
   std::vector<OpenChunk> remembered_;    // the open chunks of the job that failed last, as they were then
   std::uint64_t closed_bytes_sent_ = 0;  // by flows that no longer exist
   std::uint64_t closed_bytes_received_ = 0;
-  bool shut_down_ = false;  // only the owner's thread uses it
+  bool shut_down_ = false;  // only the owner's thread uses it,
+  bool finished_ = false;   // and this
   bool stopping_ = false;   // only the loop uses it
-  std::promise<void> all_closed_;
-  std::future<void> closed_ = all_closed_.get_future();
+  Completion all_closed_ = Completion::make();
 };
 
 }  // namespace poseidon

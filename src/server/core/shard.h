@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <future>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -14,6 +13,7 @@
 
 #include "base/buffer_pool.h"
 #include "base/one_thread.h"
+#include "base/thread.h"
 #include "poseidon/client.h"
 #include "server/checkpoint/shard_checkpoint.h"
 #include "server/chunk/chunk_state.h"
@@ -129,7 +129,7 @@ class Shard {
     std::vector<PendingPull> pulls;
     std::size_t needed_bytes = 0;  // the least that a step of it needs, whatever has come too early
     bool computing = false;        // threads of the wide baseline work on it, or a product has begun
-    std::future<void> computed;    // ready when those threads are done
+    Completion computed;           // when those threads are done
   };
 
   static void add_open(const Entry& entry, std::int64_t started_before_ns, std::vector<OpenChunk>& open);

@@ -4,9 +4,9 @@
 
 #include <cstddef>
 #include <functional>
-#include <future>
 #include <vector>
 
+#include "base/thread.h"
 #include "wire/messages/contribution.h"
 
 namespace poseidon {
@@ -16,10 +16,10 @@ class ThreadedSum {
  public:
   virtual ~ThreadedSum() = default;
   /// Sums the inputs, divides by the divisor of `shape`, and writes the result to `out`. All inputs have that shape. It
-  /// returns at once. `done` runs on one of the threads when the sum is complete. After the future is ready, nothing is
+  /// returns at once. `done` runs on one of the threads when the sum is complete. After the completion, nothing is
   /// read or written.
-  virtual std::future<void> sum(std::vector<const std::byte*> inputs, const wire::Contribution& shape, std::byte* out,
-                                std::function<void()> done) = 0;
+  virtual Completion sum(std::vector<const std::byte*> inputs, const wire::Contribution& shape, std::byte* out,
+                         std::function<void()> done) = 0;
 };
 
 }  // namespace poseidon

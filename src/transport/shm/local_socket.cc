@@ -2,12 +2,15 @@
 
 #include <array>
 #include <cerrno>
+#include <cinttypes>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
-#include <random>
+#include <span>
 #include <utility>
+
+#include "base/random_bytes.h"
 
 namespace poseidon::shm {
 
@@ -56,9 +59,10 @@ Result<SocketName> socket_name(const std::string& text) {
 }
 
 std::string free_name() {
-  std::random_device random;
+  std::uint64_t number = 0;
+  fill_with_random_bytes(std::as_writable_bytes(std::span(&number, 1)));
   std::array<char, 64> text{};
-  std::snprintf(text.data(), text.size(), "psd-%d-%08x%08x", static_cast<int>(::getpid()), random(), random());
+  std::snprintf(text.data(), text.size(), "psd-%d-%016" PRIx64, static_cast<int>(::getpid()), number);
   return text.data();
 }
 

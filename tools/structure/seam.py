@@ -1,0 +1,30 @@
+"""Time, waiting, threads and randomness come from src/base alone, where a simulated world can stand in for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from structure.tree import Tree
+
+# The files behind which the operating system's stand (docs/decisions/0065-time.md).
+SEAM = {Path("src/base") / name for name in ("clock.h", "clock.cc", "thread.h", "thread.cc", "random_bytes.cc")}
+PAST_IT = re.compile(
+    r"\b(?:steady_clock|system_clock|high_resolution_clock|utc_clock|file_clock|file_time_type::clock::now"
+    r"|clock_gettime|gettimeofday|timerfd_\w+|timer_create|nanosleep|usleep|sleep_for|sleep_until"
+    r"|condition_variable(?:_any)?|std::(?:thread|jthread|async|future|shared_future|promise|packaged_task|latch|barrier"
+    r"|counting_semaphore|binary_semaphore|random_device)|this_thread::|pthread_create|pthread_cond_\w+|sem_wait"
+    r"|getrandom|getentropy)\b"
+    r"|\b(?:std::)?time\((?:nullptr|NULL|0)\)|(?<!\w)::sleep\("
+)
+
+
+def check_seam(tree: Tree) -> Iterator[str]:
+    """Lines of the core that go past the seam."""
+    for path in tree.matching(".cc", ".h", below="src"):
+        if path in SEAM:
+            continue
+        for number, line in enumerate(tree.text(path).splitlines(), 1):
+            if found := PAST_IT.search(line.split("//")[0]):
+                yield f"{path}:{number}: {found[0]} goes past base/clock.h, base/thread.h and base/random_bytes.h"
