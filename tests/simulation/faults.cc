@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "simulation/simulated_world.h"
+
 namespace poseidon::testing {
 
 namespace {
@@ -53,6 +55,7 @@ Draw draw(const FaultRates& rates, std::uint64_t key, std::uint64_t number, std:
 }
 
 void FaultLog::note(Fault fault, const std::string& where) {
+  note_in_trace(std::string(fault_name(fault)) + " " + where);
   const std::int64_t time_ms = (now_ns() - begun_ns_) / 1'000'000;
   const std::lock_guard lock(mutex_);
   ++counts_[static_cast<std::size_t>(fault)];

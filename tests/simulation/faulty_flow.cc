@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/crc32c.h"
+#include "simulation/simulated_world.h"
 #include "transport/flow_end.h"
 
 namespace poseidon::testing {
@@ -64,6 +66,7 @@ class FaultyFlow::Lent {
 bool FaultyFlow::survives_sending() {
   FaultyNetwork& network = *wire_.network;
   const Draw drawn = network.draw_fault(send_key_, sent_count_, {Fault::kill, Fault::replace, Fault::half_cut});
+  if (!drawn.fault) return !wire_.own->dead;
   const std::string where = wire_.connection + " at message " + std::to_string(sent_count_) + " of " + wire_.own->name;
   network.strike(wire_.own, drawn, where);
   if (wire_.own->dead) return false;  // its flows end in tasks of their own
@@ -177,10 +180,14 @@ void FaultyFlow::arrive(Arrival arrival) {
   const Draw drawn = network.draw_fault(
       arrival_key_, number,
       {Fault::drop, Fault::delay, Fault::duplicate, Fault::reorder, Fault::cut, Fault::half_cut, Fault::partition});
-  const std::string where = wire_.connection + " at message " + std::to_string(number) + " to " + wire_.own->name;
-  if (drawn.fault == Fault::partition) network.part_at_random(drawn, where);
+  if (drawn.fault) {
+    const std::string where = wire_.connection + " at message " + std::to_string(number) + " to " + wire_.own->name;
+    if (drawn.fault == Fault::partition)
+      network.part_at_random(drawn, where);
+    else
+      network.note(*drawn.fault, where);
+  }
   const auto blockade = network.blockade(*wire_.peer, *wire_.own);
-  if (drawn.fault && drawn.fault != Fault::partition) network.note(*drawn.fault, where);
   if (drawn.fault == Fault::drop || (blockade && blockade->lossy)) return;
   if (drawn.fault == Fault::half_cut) return lose("half cut", false);
 
@@ -231,8 +238,15 @@ void FaultyFlow::pump() {
   });
 }
 
+void FaultyFlow::note_delivery(const Arrival& arrival) const {
+  const std::uint32_t digest = crc32c(arrival.payload);
+  note_in_trace(wire_.connection + " brings " + std::to_string(static_cast<int>(arrival.header.kind)) + " of " +
+                std::to_string(arrival.payload.size()) + " bytes " + std::to_string(digest) + " to " + wire_.own->name);
+}
+
 void FaultyFlow::deliver(Arrival arrival) {
   if (arrival.cut && arrival.first_bytes == 0) return lose("cut", true);
+  note_delivery(arrival);
   auto place = receiver_->accept(*this, arrival.header, false);
   if (!open_) return;
   if (place.ok() && place.value().size() != arrival.payload.size())

@@ -73,6 +73,7 @@ class FaultyFlow final : public Flow, private Receiver, public std::enable_share
   void arrive(Arrival arrival);
   void enqueue(Arrival arrival, Clock::time_point due);
   void pump();
+  void note_delivery(const Arrival& arrival) const;
   void deliver(Arrival arrival);
   void deliver_rest();
   void refuse(const Status& status);

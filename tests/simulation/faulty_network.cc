@@ -258,7 +258,7 @@ std::shared_ptr<FaultyFlow> FaultyNetwork::add_flow_locked(std::shared_ptr<Fault
 
 void FaultyNetwork::forget(const FaultyFlow* flow) {
   const std::lock_guard lock(mutex_);
-  flows_.erase(flow);
+  flows_.extract(flow);
 }
 
 void FaultyNetwork::keep(std::vector<std::byte> payload) {

@@ -16,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/insertion_map.h"
 #include "simulation/faults.h"
 #include "transport/transport.h"
 
@@ -129,7 +130,7 @@ class FaultyNetwork : public std::enable_shared_from_this<FaultyNetwork> {
 
   std::map<std::string, int> connections_;  // counts, by who connects and where to
   std::map<std::string, Acceptor> acceptors_;
-  std::map<const FaultyFlow*, OpenFlow> flows_;
+  InsertionMap<const FaultyFlow, OpenFlow> flows_;
   std::vector<Partition> partitions_;
   std::vector<std::vector<std::byte>> kept_;
 };

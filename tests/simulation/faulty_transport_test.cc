@@ -1,11 +1,9 @@
 // The simulation's own transport: without faults it is like any other, and each fault does what its name says.
 #include <gtest/gtest.h>
 
-#include <future>
-#include <thread>
-
 #include "conformance/transport_fixture.h"
 #include "simulation/faulty_network.h"
+#include "simulation/virtual_time.h"
 
 namespace poseidon::testing {
 namespace {
@@ -32,24 +30,24 @@ class FaultyPair {
       : network(std::make_shared<FaultyNetwork>(settings)),
         nodes{network->add_node(0, true), network->add_node(1, true)},
         transports_{network->transport(nodes[0]), network->transport(nodes[1])} {
-    std::promise<std::shared_ptr<Flow>> accepted;
+    Awaited<std::shared_ptr<Flow>> accepted;
     listener_ = std::move(transports_[1]
                               ->listen(server_loop_, ":0",
                                        [&](std::shared_ptr<Flow> flow) {
-                                         if (!server) accepted.set_value(std::move(flow));
+                                         if (!server) accepted.set(std::move(flow));
                                        })
                               .value());
     client = std::make_unique<End>(client_loop_, connect().value());
-    server = std::make_unique<End>(server_loop_, accepted.get_future().get());
+    server = std::make_unique<End>(server_loop_, accepted.get());
     client->receive();
     server->receive();
   }
 
   Result<std::shared_ptr<Flow>> connect(milliseconds patience = seconds(10)) {
-    std::promise<Result<std::shared_ptr<Flow>>> connected;
+    Awaited<Result<std::shared_ptr<Flow>>> connected;
     transports_[0]->connect(client_loop_, listener_->address(), Clock::now() + patience,
-                            [&](Result<std::shared_ptr<Flow>> flow) { connected.set_value(std::move(flow)); });
-    return connected.get_future().get();
+                            [&](Result<std::shared_ptr<Flow>> flow) { connected.set(std::move(flow)); });
+    return connected.get();
   }
 
   /// Sends numbered messages from the client.
@@ -107,14 +105,14 @@ std::vector<std::uint32_t> numbers_with_drops(std::uint64_t seed) {
   return numbers;
 }
 
-TEST(FaultyTransport, DropsTheSameMessagesForTheSameSeed) {
+TEST_IN_VIRTUAL_TIME(FaultyTransport, DropsTheSameMessagesForTheSameSeed) {
   const auto first = numbers_with_drops(1);
   EXPECT_EQ(numbers_with_drops(1), first);
   EXPECT_NE(numbers_with_drops(2), first);
   EXPECT_TRUE(std::is_sorted(first.begin(), first.end()));
 }
 
-TEST(FaultyTransport, DelaysWithoutChangingTheOrder) {
+TEST_IN_VIRTUAL_TIME(FaultyTransport, DelaysWithoutChangingTheOrder) {
   auto settings = often(Fault::delay, 0.02);
   settings.longest_delay = milliseconds(3);
   FaultyPair pair(settings);
@@ -125,7 +123,7 @@ TEST(FaultyTransport, DelaysWithoutChangingTheOrder) {
   EXPECT_GT(count_of(pair, Fault::delay), 0u);
 }
 
-TEST(FaultyTransport, DuplicatesAndReordersWithoutLosing) {
+TEST_IN_VIRTUAL_TIME(FaultyTransport, DuplicatesAndReordersWithoutLosing) {
   auto settings = often(Fault::duplicate, 0.02);
   settings.rates[Fault::reorder] = 0.02;
   settings.longest_delay = milliseconds(3);
@@ -140,7 +138,7 @@ TEST(FaultyTransport, DuplicatesAndReordersWithoutLosing) {
   EXPECT_EQ(static_cast<std::size_t>(numbers.end() - std::unique(numbers.begin(), numbers.end())), twice);
 }
 
-TEST(FaultyTransport, ACutEndsBothEnds) {
+TEST_IN_VIRTUAL_TIME(FaultyTransport, ACutEndsBothEnds) {
   FaultyPair pair(often(Fault::cut, 0.01));
   pair.send_all(kMessages);
   EXPECT_EQ(pair.server->recorder.wait_closed().code(), ErrorCode::peer_lost);
@@ -148,7 +146,7 @@ TEST(FaultyTransport, ACutEndsBothEnds) {
   EXPECT_LT(pair.numbers().size(), kMessages);
 }
 
-TEST(FaultyTransport, AHalfCutLeavesTheOtherEndTalking) {
+TEST_IN_VIRTUAL_TIME(FaultyTransport, AHalfCutLeavesTheOtherEndTalking) {
   FaultyPair pair(often(Fault::half_cut, 1));
   pair.send_all(1);
   EXPECT_EQ(pair.client->recorder.wait_closed().code(), ErrorCode::peer_lost);
@@ -160,7 +158,7 @@ TEST(FaultyTransport, AHalfCutLeavesTheOtherEndTalking) {
   EXPECT_EQ(pair.client->recorder.messages().size(), 0u);
 }
 
-TEST(FaultyTransport, APartitionHoldsBackOrLoses) {
+TEST_IN_VIRTUAL_TIME(FaultyTransport, APartitionHoldsBackOrLoses) {
   for (const bool lossy : {false, true}) {
     FaultyPair pair(FaultyNetwork::Settings{});
     pair.network->part(1, 2, false, lossy, milliseconds(80));
@@ -169,13 +167,13 @@ TEST(FaultyTransport, APartitionHoldsBackOrLoses) {
     ASSERT_TRUE(pair.client->recorder.wait_messages(1)) << "the other direction is open";
     EXPECT_EQ(pair.server->recorder.messages().size(), 0u);
     EXPECT_EQ(pair.connect(milliseconds(10)).status().code(), ErrorCode::unreachable);
-    std::this_thread::sleep_for(milliseconds(100));
+    pause_for(milliseconds(100));
     EXPECT_EQ(pair.numbers().size(), lossy ? 0u : 5u);
     EXPECT_TRUE(pair.connect().ok());
   }
 }
 
-TEST(FaultyTransport, NoWordOfACloseCrossesAPartition) {
+TEST_IN_VIRTUAL_TIME(FaultyTransport, NoWordOfACloseCrossesAPartition) {
   FaultyPair pair(FaultyNetwork::Settings{});
   pair.network->part(1, 2, true, true, milliseconds(80));
   pair.client->close(milliseconds(0));
@@ -184,13 +182,13 @@ TEST(FaultyTransport, NoWordOfACloseCrossesAPartition) {
   EXPECT_EQ(pair.server->recorder.wait_closed().code(), ErrorCode::peer_lost);
 }
 
-TEST(FaultyTransport, ARefusedAttemptIsMadeAgain) {
+TEST_IN_VIRTUAL_TIME(FaultyTransport, ARefusedAttemptIsMadeAgain) {
   FaultyPair pair(often(Fault::refusal, 0.9));
   EXPECT_TRUE(pair.connect().ok());
   EXPECT_GT(count_of(pair, Fault::refusal), 0u);
 }
 
-TEST(FaultyTransport, NothingLeavesAKilledProcess) {
+TEST_IN_VIRTUAL_TIME(FaultyTransport, NothingLeavesAKilledProcess) {
   FaultyPair pair(FaultyNetwork::Settings{});
   pair.send_all(10);
   ASSERT_TRUE(pair.server->recorder.wait_messages(10));

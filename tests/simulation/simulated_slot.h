@@ -3,9 +3,9 @@
 
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "base/thread.h"
 #include "simulation/simulated_worker.h"
 
 namespace poseidon::testing {
@@ -53,13 +53,13 @@ class SimulatedSlot {
 
   void begin_process() {
     processes_.push_back(std::make_unique<SimulatedWorker>(cluster_, slot_));
-    threads_.emplace_back([process = processes_.back().get()] { process->run(); });
+    threads_.emplace_back(processes_.back()->name(), [process = processes_.back().get()] { process->run(); });
   }
 
   SimulatedCluster& cluster_;
   const int slot_;
   std::vector<std::unique_ptr<SimulatedWorker>> processes_;
-  std::vector<std::thread> threads_;
+  std::vector<Thread> threads_;
 };
 
 }  // namespace poseidon::testing

@@ -2,13 +2,13 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 
+#include "base/thread.h"
 #include "poseidon/store.h"
 #include "simulation/faulty_network.h"
 
@@ -85,7 +85,7 @@ class SimulatedStore {
   const std::shared_ptr<FaultyNetwork> network_;
   const std::chrono::milliseconds patience_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  Condition changed_;
   std::shared_ptr<Node> server_;  // the rest is guarded by mutex_
   std::map<std::string, std::string> content_;
 };

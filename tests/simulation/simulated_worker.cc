@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <span>
 #include <string_view>
-#include <thread>
 #include <utility>
 
+#include "base/thread.h"
+#include "simulation/simulated_world.h"
 #include "transport/spread/spread_transport.h"
 #include "worker/join.h"
 
@@ -14,8 +15,7 @@ namespace poseidon::testing {
 namespace {
 
 constexpr std::size_t kEndsKept = 12;
-constexpr std::chrono::milliseconds kComputing{1};  // in a step: who is alone would rush ahead
-constexpr std::size_t kFactCount = 3;               // of each rank
+constexpr std::size_t kFactCount = 3;  // of each rank
 
 enum Salt : std::uint64_t { kFirstStarted = 31, kChoice = 37 };
 
@@ -200,7 +200,7 @@ Status SimulatedWorker::step(Generation& generation) {
     client.abort("a worker joins");
     return {ErrorCode::aborted, "a worker joins"};
   }
-  std::this_thread::sleep_for(kComputing);
+  pause_for(cluster_.computing);
   const std::size_t layer_count = state_.parameters.size();
   std::vector<SimulatedGradient> gradients;
   StepResults results;
@@ -269,6 +269,8 @@ void SimulatedWorker::commit(const Generation& generation, StepResults& results)
                       wrong);
   }
   apply(state_, results, generation.members);
+  note_in_trace("commits step " + std::to_string(number) + " in generation " + std::to_string(generation_) + ": " +
+                std::to_string(digest_of(state_)));
   committed_ = state_.committed();
 }
 

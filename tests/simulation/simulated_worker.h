@@ -22,9 +22,10 @@ struct SimulatedCluster {
       : seed(cluster_seed), options(shared_options), closed_form(cluster_seed) {}
 
   const std::uint64_t seed;
-  const Options options;  // of slot 0; a worker sets its rank, generation and machine
-  int host_count = 1;     // machines, which the slots take in turn
-  bool in_racks = false;  // the first machine is in a rack of its own
+  const Options options;                   // of slot 0; a worker sets its rank, generation and machine
+  int host_count = 1;                      // machines, which the slots take in turn
+  bool in_racks = false;                   // the first machine is in a rack of its own
+  std::chrono::milliseconds computing{1};  // in a step: who is alone would rush ahead
   std::shared_ptr<FaultyNetwork> network;
   std::shared_ptr<SimulatedStore> store;
   ClosedForm closed_form;
@@ -50,6 +51,7 @@ class SimulatedWorker {
 
   // Any thread.
 
+  const std::string& name() const { return node_->name; }
   /// Whether another process has to be started in its place, because it has ended or is believed to have ended.
   bool needs_successor() const { return ended_ || node_->replaced; }
   bool ended() const { return ended_; }

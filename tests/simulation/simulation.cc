@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "simulation/simulated_server.h"
@@ -18,10 +17,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kPause{2};
-constexpr auto kLongestStorm = seconds(20);              // then it is calm, however few faults there have been
-constexpr auto kCalmPatience = seconds(20) * kSlowness;  // in calm everybody has gone on by then
-constexpr auto kEndPatience = seconds(20) * kSlowness;   // for threads to end
-constexpr std::uint64_t kMostStormSteps = 300;
+constexpr auto kCalmPatience = seconds(20);  // in calm everybody has gone on by then
+constexpr auto kEndPatience = seconds(20);   // for threads to end
 constexpr std::uint64_t kCalmSteps = 3;
 
 enum Salt : std::uint64_t {
@@ -69,6 +66,7 @@ class Cluster {
         FaultyNetwork::Settings{scenario.seed, scenario.rates, scenario.longest_delay, scenario.longest_partition});
     shared_.host_count = scenario.host_count;
     shared_.in_racks = scenario.in_racks;
+    shared_.computing = scenario.computing;
     shared_.store = std::make_shared<SimulatedStore>(shared_.network, scenario.options.timeout);
     for (int slot = 0; slot < scenario.options.world_size; ++slot)
       slots_.push_back(std::make_unique<SimulatedSlot>(shared_, slot));
@@ -77,8 +75,8 @@ class Cluster {
   }
 
   SimulationResult run() {
-    supervise_until(Clock::now() + kLongestStorm, [this] {
-      return shared_.network->log().total() >= scenario_.fault_budget || most_committed() >= kMostStormSteps;
+    supervise_until(Clock::now() + scenario_.longest_storm, [this] {
+      return shared_.network->log().total() >= scenario_.fault_budget || most_committed() >= scenario_.most_storm_steps;
     });
     shared_.network->calm();
     const std::uint64_t goal = most_committed() + kCalmSteps;
@@ -100,7 +98,7 @@ class Cluster {
     while (!condition() && Clock::now() < deadline && shared_.errors().empty()) {
       for (const auto& slot : slots_) slot->supervise();
       for (const auto& server : servers_) server->supervise();
-      std::this_thread::sleep_for(kPause);
+      pause_for(kPause);
     }
   }
 
@@ -125,7 +123,7 @@ class Cluster {
     shared_.stop = true;
     const auto deadline = Clock::now() + kEndPatience;
     for (const auto& slot : slots_) {
-      while (!slot->all_ended() && Clock::now() < deadline) std::this_thread::sleep_for(kPause);
+      while (!slot->all_ended() && Clock::now() < deadline) pause_for(kPause);
       if (slot->all_ended()) continue;
       std::fprintf(stderr, "a simulated process does not end\n%s\n%s", describe(scenario_).c_str(), report().c_str());
       std::abort();
@@ -189,7 +187,7 @@ Scenario make_scenario(std::uint64_t seed, std::size_t fault_budget) {
   options.transport = Medium::tcp;  // its place is the network's
   options.run = "a simulated run";  // whose processes may all be lost, while the store of their launcher is not
   options.on_failure = choice.below(4, kOnFailure) == 0 ? OnFailure::shrink : OnFailure::rejoin;
-  options.timeout = milliseconds(70 + choice.below(130, kTimeout)) * kSlowness;
+  options.timeout = milliseconds(70 + choice.below(130, kTimeout));
   options.server_cores = static_cast<int>(choice.below(3, kCores));
   options.worker_cores = choice.of({0, 0, 1, 2}, kWorkerCores);
   options.flows = 1 + static_cast<int>(choice.below(2, kFlows));
@@ -222,6 +220,31 @@ Scenario make_scenario(std::uint64_t seed, std::size_t fault_budget) {
   return scenario;
 }
 
+Scenario make_hour(std::uint64_t seed) {
+  Scenario scenario;
+  scenario.seed = seed;
+  scenario.computing = seconds(1);
+  scenario.longest_storm = std::chrono::hours(1);
+  scenario.fault_budget = scenario.most_storm_steps = ~std::uint64_t{0};
+  scenario.longest_delay = milliseconds(300);
+  scenario.longest_partition = seconds(6);
+  Options& options = scenario.options;
+  options.world_size = 4;
+  options.interfaces = {"127.0.0.1"};
+  options.transport = Medium::tcp;
+  options.run = "a simulated run";
+  options.on_failure = OnFailure::rejoin;
+  options.timeout = seconds(4);
+  options.chunk_bytes = 65'536;
+  options.small_bytes = 200;
+  options.group_bytes = 4096;
+  for (const Fault fault : {Fault::drop, Fault::delay, Fault::duplicate, Fault::reorder}) scenario.rates[fault] = 1e-4;
+  for (const Fault fault : {Fault::cut, Fault::half_cut, Fault::partition, Fault::kill}) scenario.rates[fault] = 2e-5;
+  scenario.rates[Fault::refusal] = 0.02;
+  scenario.rates[Fault::replace] = 1e-5;
+  return scenario;
+}
+
 std::string describe(const Scenario& scenario) {
   const Options& options = scenario.options;
   const auto number = [](const char* name, std::size_t value) { return std::string(name) + std::to_string(value); };
@@ -241,6 +264,15 @@ std::string describe(const Scenario& scenario) {
          number(", assignment ", static_cast<std::size_t>(options.assignment));
 }
 
-SimulationResult run(const Scenario& scenario) { return Cluster(scenario).run(); }
+SimulationResult run(const Scenario& scenario, bool keeps_trace) {
+  SimulatedWorld world(scenario.seed);
+  if (keeps_trace) world.trace().keep();
+  SimulationResult result;
+  world.run([&] { result = Cluster(scenario).run(); });
+  result.virtual_time = world.elapsed();
+  result.turn_count = world.turn_count();
+  result.trace = std::move(world.trace());
+  return result;
+}
 
 }  // namespace poseidon::testing

@@ -9,13 +9,14 @@
 
 #include "poseidon/options.h"
 #include "simulation/faults.h"
+#include "simulation/simulated_world.h"
 
 namespace poseidon::testing {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr int kSlowness = 5;  // a timeout must not pass while all processes only compute
+inline constexpr bool kSanitized = true;  // it takes some ten times as long
 #else
-inline constexpr int kSlowness = 1;
+inline constexpr bool kSanitized = false;
 #endif
 
 /// The scenario that follows from a seed.
@@ -26,11 +27,16 @@ struct Scenario {
   Options options;  // world_size, on_failure, timeout and what chunks, flows and cores there are
   FaultRates rates;
   std::size_t fault_budget = 0;
+  std::chrono::milliseconds computing{1};  // in a step
+  std::chrono::seconds longest_storm{20};  // then it is calm, however few faults there have been
+  std::uint64_t most_storm_steps = 300;    // and after so many steps
   std::chrono::milliseconds longest_delay{0};
   std::chrono::milliseconds longest_partition{0};
 };
 /// `fault_budget`: after how many faults the calm begins.
 Scenario make_scenario(std::uint64_t seed, std::size_t fault_budget);
+/// An hour of 4 workers which take a step a second.
+Scenario make_hour(std::uint64_t seed);
 std::string describe(const Scenario& scenario);
 
 struct SimulationResult {
@@ -39,10 +45,13 @@ struct SimulationResult {
   std::uint32_t generation_count = 0;  // the most generations of which one slot was part
   /// Wrong bits, undone steps and hangs, with all that is known about them. Empty if there were none.
   std::string failure;
+  std::chrono::nanoseconds virtual_time{0};
+  std::uint64_t turn_count = 0;  // of threads
+  Trace trace;
 };
 
-/// Runs the scenario and compares every parameter of every slot with the closed form. If a thread does not return, it
-/// prints what is known and ends the process.
-SimulationResult run(const Scenario& scenario);
+/// Runs the scenario in a simulated world and compares every parameter of every slot with the closed form. If a thread
+/// does not return, it prints what is known and ends the process. `keeps_trace`: not only the trace's digest.
+SimulationResult run(const Scenario& scenario, bool keeps_trace = false);
 
 }  // namespace poseidon::testing

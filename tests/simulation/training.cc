@@ -4,6 +4,7 @@
 #include <cstring>
 #include <span>
 
+#include "base/crc32c.h"
 #include "simulation/faults.h"
 
 namespace poseidon::testing {
@@ -11,6 +12,7 @@ namespace poseidon::testing {
 namespace {
 
 constexpr int kSlots = 32;
+constexpr std::size_t kStepsKept = 500;
 
 enum Salt : std::uint64_t { kInitial = 21, kDense, kLeft, kRight, kAbsence, kForm, kRow };
 
@@ -152,15 +154,29 @@ std::shared_ptr<const StepResults> ClosedForm::results(std::uint64_t step, std::
   auto results = std::make_shared<StepResults>();
   for (std::size_t layer = 0; layer < simulated_model().size(); ++layer)
     results->push_back(expected_result(seed_, members, step, layer));
-  known = std::move(results);
-  return known;
+  const std::shared_ptr<const StepResults> made = known = std::move(results);
+  if (results_.size() > kStepsKept) results_.erase(results_.begin());  // of the oldest step
+  return made;
 }
 
 TrainingState ClosedForm::state(const std::vector<std::uint32_t>& members) {
   TrainingState state = initial_state(seed_);
-  for (std::uint64_t step = 0; step < members.size(); ++step)
+  {
+    const std::lock_guard lock(mutex_);
+    const auto& made = newest_.members;
+    if (made.size() <= members.size() && std::equal(made.begin(), made.end(), members.begin())) state = newest_;
+  }
+  for (std::uint64_t step = state.committed(); step < members.size(); ++step)
     apply(state, *results(step, members[step]), members[step]);
+  const std::lock_guard lock(mutex_);
+  newest_ = state;
   return state;
+}
+
+std::uint32_t digest_of(const TrainingState& state) {
+  std::uint32_t digest = crc32c(std::as_bytes(std::span(state.members)));
+  for (const auto& parameters : state.parameters) digest = crc32c(std::as_bytes(std::span(parameters)), digest);
+  return digest;
 }
 
 std::string first_difference(const std::vector<float>& got, const std::vector<float>& expected) {

@@ -57,10 +57,10 @@ using StepResults = std::vector<std::vector<float>>;  // by layer
 /// Adds a step's results to the parameters.
 void apply(TrainingState& state, const StepResults& results, std::uint32_t members);
 
-/// The expected results. Thread-safe. It keeps what it has computed.
+/// The expected results. Thread-safe. It keeps what it has computed for the last steps.
 class ClosedForm {
  public:
-  explicit ClosedForm(std::uint64_t seed) : seed_(seed) {}
+  explicit ClosedForm(std::uint64_t seed) : seed_(seed), newest_(initial_state(seed)) {}
 
   /// The expected result of a step's exchange: for each layer the members' sum, divided by the layer's divisor.
   std::shared_ptr<const StepResults> results(std::uint64_t step, std::uint32_t members);
@@ -71,7 +71,11 @@ class ClosedForm {
   const std::uint64_t seed_;
   std::mutex mutex_;
   std::map<std::pair<std::uint64_t, std::uint32_t>, std::shared_ptr<const StepResults>> results_;  // guarded by mutex_
+  TrainingState newest_;  // the last that was asked for; guarded by mutex_
 };
+
+/// A checksum of parameters and steps.
+std::uint32_t digest_of(const TrainingState& state);
 
 /// A text with the first different bit of two layers. Empty if there is no difference.
 std::string first_difference(const std::vector<float>& got, const std::vector<float>& expected);
