@@ -40,8 +40,8 @@ class TransportPriority : public TransportTest {
   static std::size_t taken(End& sender) {
     std::size_t count = 0;
     for (int unchanged = 0; unchanged < 3; ++unchanged) {
-      std::this_thread::sleep_for(milliseconds(30));
-      sender.loop().call([] {});  // it is not the loop that had no turn
+      std::this_thread::sleep_for(milliseconds(30));  // nothing says that the kernel takes no more
+      sender.loop().call([] {});                      // it is not the loop that had no turn
       if (std::exchange(count, sender.sends.done_count()) != count) unchanged = 0;
     }
     return count;

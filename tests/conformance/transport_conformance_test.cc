@@ -71,11 +71,10 @@ TEST_P(TransportTest, HoldsBackWhatTheReceiverDoesNotLetCome) {
   pair.client->send(push_header(2), pieces);
   pair.client->send(push_header(3), Bytes());
   ASSERT_TRUE(pair.server->recorder.wait_asked(1));
-  std::this_thread::sleep_for(milliseconds(50));
-  EXPECT_EQ(pair.server->recorder.messages().size(), 1u);
   // The other direction goes on, and asking in vain changes nothing.
   pair.server->send(push_header(4), pieces);
   ASSERT_TRUE(pair.client->recorder.wait_messages(1));
+  EXPECT_EQ(pair.server->recorder.messages().size(), 1u);
   server_loop().call([&] { pair.server->flow().resume(); });
   ASSERT_TRUE(pair.server->recorder.wait_asked(2));
   EXPECT_EQ(pair.server->recorder.messages().size(), 1u);
@@ -368,7 +367,8 @@ TEST_P(TransportTest, HoldsMessagesForALateReceiver) {
   Pair pair = connected_pair();
   pair.client->receive();
   for (std::uint32_t i = 0; i < 10; ++i) pair.client->send(push_header(i), payload);
-  std::this_thread::sleep_for(milliseconds(50));
+  for (int round = 0; round < 10; ++round)
+    for (Loop* const loop : {&client_loop(), &server_loop()}) loop->call([] {});  // what can arrive has arrived
   pair.client->close(seconds(20));
   pair.server->receive();
   ASSERT_TRUE(pair.server->recorder.wait_messages(10));
@@ -423,7 +423,7 @@ TEST_P(TransportTest, ConnectWaitsForTheListener) {
   auto answer = std::make_shared<std::promise<Result<std::shared_ptr<Flow>>>>();
   transport().connect(client_loop(), address, Clock::now() + kPatience,
                       [answer](Result<std::shared_ptr<Flow>> result) { answer->set_value(std::move(result)); });
-  std::this_thread::sleep_for(milliseconds(120));
+  EXPECT_FALSE(connect(address, milliseconds(120)).ok());  // attempts fail meanwhile
   std::promise<std::shared_ptr<Flow>> accepted;
   auto listener = transport().listen(server_loop(), address,
                                      [&](std::shared_ptr<Flow> flow) { accepted.set_value(std::move(flow)); });

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <functional>
 #include <future>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "base/buffer.h"
+#include "base/thread.h"
 #include "transport/transport.h"
 #include "wire/messages/contribution.h"
 
@@ -145,7 +145,7 @@ class Recorder final : public Receiver {
 
   Buffer place_;
   std::mutex mutex_;
-  std::condition_variable changed_;
+  Condition changed_;
   bool open_ = true;
   std::size_t asked_count_ = 0;
   bool accepted_ = false;  // the message that comes next
@@ -193,7 +193,7 @@ class SendLog {
 
  private:
   std::mutex mutex_;
-  std::condition_variable changed_;
+  Condition changed_;
   std::vector<std::vector<Status>> results_;
 };
 

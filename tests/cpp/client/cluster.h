@@ -6,18 +6,22 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/world.h"
+#include "cpp/rendezvous/memory_store.h"
 #include "cpp/rendezvous/ports.h"
 #include "poseidon/client.h"
+#include "simulation/virtual_time.h"
+#include "transport/inproc/inproc_transport.h"
+#include "worker/join.h"
 
 namespace poseidon::testing {
 
 inline std::vector<Options> cluster_options(int world_size,
                                             std::chrono::milliseconds timeout = std::chrono::seconds(20)) {
-  const auto port = free_port();
+  const auto port = World::current() == nullptr ? free_port() : std::uint16_t{1};
   std::vector<Options> all;
   for (int rank = 0; rank < world_size; ++rank) {
     all.push_back(test_options(rank, world_size, port));
@@ -35,14 +39,48 @@ inline Options with_place_of(const Options& own, Options shared) {
   return shared;
 }
 
+/// Where the ranks of a job meet: over TCP, and in a simulated world in this process.
+class MeetingPlace {
+ public:
+  Result<std::unique_ptr<Client>> connect(const Options& options) {
+    if (World::current() == nullptr) return Client::connect(options, nullptr, always);
+    WorkerTransports transports;
+    transports.networks.push_back(std::make_unique<Shared>(transport_));
+    return join_job(options, store_.open(), always, std::move(transports));
+  }
+  /// The network in this process.
+  Transport& transport() { return *transport_; }
+
+ private:
+  class Shared final : public Transport {
+   public:
+    explicit Shared(std::shared_ptr<Transport> transport) : transport_(std::move(transport)) {}
+    Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
+                                             std::function<void(std::shared_ptr<Flow>)> on_accept) override {
+      return transport_->listen(loop, address, std::move(on_accept));
+    }
+    void connect(Loop& loop, const std::string& address, Clock::time_point deadline,
+                 std::function<void(Result<std::shared_ptr<Flow>>)> done) override {
+      transport_->connect(loop, address, deadline, std::move(done));
+    }
+
+   private:
+    const std::shared_ptr<Transport> transport_;
+  };
+
+  MemoryStore store_;
+  const std::shared_ptr<Transport> transport_ = make_inproc_transport();
+};
+
 /// Connects all ranks at once. At the end it destroys them, the last rank first.
 class TestCluster {
  public:
-  explicit TestCluster(const std::vector<Options>& all) {
+  explicit TestCluster(const std::vector<Options>& all,
+                       std::shared_ptr<MeetingPlace> place = std::make_shared<MeetingPlace>()) {
     clients.resize(all.size());
     run_ranks(static_cast<int>(all.size()), [&](int rank) {
       const auto index = static_cast<std::size_t>(rank);
-      auto client = Client::connect(all[index], nullptr, always);
+      auto client = place->connect(all[index]);
       EXPECT_TRUE(client.ok()) << client.status().message();
       if (client.ok()) clients[index] = std::move(client.value());
     });
@@ -80,6 +118,11 @@ class TestCluster {
 
   std::vector<std::unique_ptr<Client>> clients;
 };
+
+/// Waits until a layer's exchange has started.
+inline void await_start(const Client& client, std::uint32_t layer) {
+  EXPECT_TRUE(eventually([&] { return !client.done(layer); }));
+}
 
 inline Layer vector_layer(const std::string& name, std::size_t element_count, DType dtype = DType::float32,
                           Scheme scheme = Scheme::automatic) {

@@ -245,7 +245,7 @@ class Rank {
   }
 
   void pause() {
-    if (random_() % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 500));
+    for (auto turns = random_() % 4 == 0 ? random_() % 100 : 0; turns > 0; --turns) std::this_thread::yield();
   }
 
   std::string where(std::uint64_t step, std::size_t index) const {

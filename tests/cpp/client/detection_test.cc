@@ -17,6 +17,7 @@
 #include "cpp/client/tap.h"
 #include "cpp/transport/own_sockets.h"
 #include "poseidon/server.h"
+#include "simulation/virtual_time.h"
 #include "wire/messages/rate.h"
 
 namespace poseidon::testing {
@@ -27,7 +28,7 @@ using std::chrono::milliseconds;
 /// Waits until the condition holds. Returns how long that took.
 milliseconds until(const std::function<bool()>& condition, milliseconds at_most) {
   const auto begun = Clock::now();
-  while (!condition() && Clock::now() - begun < at_most) std::this_thread::sleep_for(milliseconds(2));
+  static_cast<void>(eventually([&] { return condition() || Clock::now() - begun >= at_most; }));
   return std::chrono::duration_cast<milliseconds>(Clock::now() - begun);
 }
 
@@ -245,7 +246,7 @@ TEST(FlightRecords, OfEachRankSayWhatItKnew) {
       EXPECT_TRUE(client.start(layer, bytes_of(gradient), 1).ok());
       EXPECT_TRUE(client.start(layer + 1, bytes_of(matrix), 1).ok());
       if (rank == 0) {
-        std::this_thread::sleep_for(milliseconds(50));
+        await_start(*cluster.clients[1], layer);
         child.kill();
       }
       paths[rank] = record_path(client.wait_all(always));

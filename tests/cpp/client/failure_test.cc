@@ -13,6 +13,7 @@
 #include "poseidon/server.h"
 #include "rendezvous/members.h"
 #include "rendezvous/tcp_store.h"
+#include "simulation/virtual_time.h"
 
 namespace poseidon::testing {
 namespace {
@@ -165,7 +166,6 @@ TEST(Shutdown, InTheMiddleOfAProductLeavesTheMemoryAlone) {
                     .start_factors(layer, DType::float32, {{bytes_of(rows).data(), bytes_of(rows).data(), 200}},
                                    bytes_of(product), 1, false)
                     .ok());
-    std::this_thread::sleep_for(milliseconds(rank * 3));
     cluster.clients[rank].reset();  // waits for nobody; then `rows` and `product` go
   });
 }
@@ -227,7 +227,7 @@ TEST(Wait, ARankThatNeverSendsItsFactorsIsNamedWithinTheTimeout) {
   EXPECT_LT(Clock::now() - begun, milliseconds(3000));
 }
 
-TEST(Schemes, ThatRanksDecideDifferentlyEndInAMismatchOnAll) {
+TEST_IN_VIRTUAL_TIME(Schemes, ThatRanksDecideDifferentlyEndInAMismatchOnAll) {
   for (const std::size_t wrong : {0u, 1u, 2u}) {
     auto all = cluster_options(3, milliseconds(3000));
     for (auto& options : all) options.small_bytes = 0;  // small layers would stay with ps
@@ -237,7 +237,7 @@ TEST(Schemes, ThatRanksDecideDifferentlyEndInAMismatchOnAll) {
     cluster.each([&](std::size_t rank, Client& client) {
       if (rank == wrong) {
         client.set_factor_count(layer, 3);  // the others keep ps
-        std::this_thread::sleep_for(milliseconds(20));
+        pause_for(milliseconds(20));
       }
       const Status status = exchange(client, layer, 64 * 64);
       EXPECT_EQ(status.code(), ErrorCode::mismatch) << status.message();
@@ -283,7 +283,7 @@ TEST_P(LostRank, EndsTheOthersWithinASecondAndIsNamed) {
   const auto begun = Clock::now();
   cluster.each([&](std::size_t rank, Client& client) {
     if (rank == 0) {
-      std::this_thread::sleep_for(milliseconds(100));
+      await_start(*cluster.clients[1], layer);
       child.kill();
     }
     const Status status = exchange(client, layer, 10'000);
@@ -374,7 +374,7 @@ TEST(SharedServer, ThatShutsDownIsNamed) {
   const auto layer = cluster.add({vector_layer("weights", 5000)});
   cluster.each([&](std::size_t rank, Client& client) {
     if (rank == 1) {
-      std::this_thread::sleep_for(milliseconds(50));
+      await_start(*cluster.clients[0], layer);
       return server->shutdown();
     }
     const Status status = exchange(client, layer, 5000);

@@ -22,6 +22,7 @@
 #include "cpp/server/server_fixture.h"
 #include "poseidon/server.h"
 #include "rendezvous/members.h"
+#include "simulation/virtual_time.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace poseidon::testing {
@@ -146,7 +147,7 @@ TEST(Rejoining, AFailureOnTheWayDoesNotEndTheCall) {
   auto first = begin_to_connect(store, all[0]);
   auto second = begin_to_connect(store, all[1]);
   ASSERT_TRUE(dead.get().ok());
-  while (generation_wanted(*store.open(), "default") < 6) std::this_thread::sleep_for(milliseconds(5));
+  ASSERT_TRUE(eventually([&] { return generation_wanted(*store.open(), "default") >= 6; }));
   auto clients = connect_all(store, {options_of(2, 3, OnFailure::rejoin)});
   for (auto* other : {&first, &second}) {
     auto client = other->get();
@@ -210,8 +211,7 @@ TEST(Shrinking, ToOneWorkerAndGrowingAgain) {
   EXPECT_FALSE(alone[0]->joining());
   expect_sum(*alone[0], 1);
   auto newcomer = begin_to_connect(store, all[0]);
-  while (generation_wanted(*store.open(), "default") <= alone[0]->generation())
-    std::this_thread::sleep_for(milliseconds(2));
+  ASSERT_TRUE(eventually([&] { return generation_wanted(*store.open(), "default") > alone[0]->generation(); }));
   all[1].generation = alone[0]->generation();
   alone[0]->abort("a worker joins");
   alone.clear();
@@ -309,7 +309,7 @@ class Mortals {
     }
     std::thread killer([&worker, death = death, moment = moment] {
       if (death != Death::exchanging) return;
-      std::this_thread::sleep_for(std::chrono::microseconds(50 * moment));
+      for (int turns = 20 * moment; turns > 0; --turns) std::this_thread::yield();  // somewhere in the exchange
       worker.abort("killed");
     });
     const auto sum = add_ones(worker);
@@ -339,8 +339,8 @@ class Mortals {
         over_ = true;
       }
     }
-    while (!over_ && worker.status().ok() && generation_wanted(store, "default") == worker.generation())
-      std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_TRUE(eventually(
+        [&] { return over_ || !worker.status().ok() || generation_wanted(store, "default") != worker.generation(); }));
   }
 
   const int slot_count_;

@@ -8,10 +8,10 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "cpp/client/cluster.h"
+#include "simulation/virtual_time.h"
 
 namespace poseidon::testing {
 namespace {
@@ -166,7 +166,7 @@ TEST(HostReduction, DividesLikeOneSumWhateverTheMachines) {
   }
 }
 
-TEST(HostReduction, TellsAWorkerOfTheSameMachineThatItHasAnotherDivisor) {
+TEST_IN_VIRTUAL_TIME(HostReduction, TellsAWorkerOfTheSameMachineThatItHasAnotherDivisor) {
   auto all = on_hosts("aabb");
   for (auto& options : all) options.chunk_bytes = 4096;
   TestCluster cluster(all);
@@ -174,7 +174,7 @@ TEST(HostReduction, TellsAWorkerOfTheSameMachineThatItHasAnotherDivisor) {
   const auto layer = cluster.add({vector_layer("layer", 100'000)});
   cluster.each([&](std::size_t rank, Client& client) {
     std::vector<float> gradient(100'000, 1.0F);
-    if (rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the other's parts come early
+    if (rank == 0) pause_for(std::chrono::milliseconds(50));  // the other's parts come early
     const Status started = client.start(layer, bytes_of(gradient), rank == 1 ? 2 : 4);
     const Status status = started.ok() ? client.wait(layer, always) : started;
     EXPECT_EQ(status.code(), ErrorCode::mismatch) << status.message();
@@ -274,9 +274,9 @@ TEST_P(Groups, TellThatARankHasSetAnotherRule) {
   }
 }
 
-TEST_P(Groups, EndWhenAllLeaveRightAfterTheLastStep) {
+void leave_right_after_the_last_step(const std::string& hosts, const std::string& racks) {
   for (int round = 0; round < 10; ++round) {
-    TestCluster cluster(on_hosts(GetParam().first, GetParam().second));
+    TestCluster cluster(on_hosts(hosts, racks));
     ASSERT_TRUE(cluster.connected());
     const auto first = cluster.add({matrix_layer("factors", 400, 400, Scheme::sfb), vector_layer("dense", 50'000)});
     cluster.each([&](std::size_t rank, Client& client) {
@@ -285,7 +285,7 @@ TEST_P(Groups, EndWhenAllLeaveRightAfterTheLastStep) {
       const std::vector<float> left(400 * 8, 1.0F);
       const FactorRows rows{reinterpret_cast<const std::byte*>(left.data()),
                             reinterpret_cast<const std::byte*>(left.data()), 8};
-      if (static_cast<int>(rank) == round % 4) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      if (static_cast<int>(rank) == round % 4) pause_for(std::chrono::milliseconds(20));
       ASSERT_TRUE(client.start(first + 1, bytes_of(dense), 4).ok());
       ASSERT_TRUE(client.start_factors(first, DType::float32, {rows}, bytes_of(product), 1, false).ok());
       const Status status = client.wait_all(always);
@@ -294,6 +294,10 @@ TEST_P(Groups, EndWhenAllLeaveRightAfterTheLastStep) {
       client.shutdown();
     });
   }
+}
+
+TEST_P(Groups, EndWhenAllLeaveRightAfterTheLastStep) {
+  in_virtual_time([] { leave_right_after_the_last_step(GetParam().first, GetParam().second); });
 }
 
 TEST_P(Groups, TellAtOnceThatALeaverLacksAPart) {

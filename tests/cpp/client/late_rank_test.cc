@@ -15,6 +15,7 @@
 #include "cpp/client/child_rank.h"
 #include "cpp/client/cluster.h"
 #include "poseidon/server.h"
+#include "simulation/virtual_time.h"
 
 namespace poseidon::testing {
 namespace {
@@ -24,7 +25,6 @@ using std::chrono::milliseconds;
 constexpr std::size_t kRows = 40;
 constexpr std::size_t kCols = 50;
 constexpr std::size_t kSize = kRows * kCols;
-constexpr auto kPause = milliseconds(1);
 constexpr std::uint32_t kFirstLayer = 1;  // of those that a test adds
 
 std::vector<float> ones() { return std::vector<float>(kSize, 1.0F); }
@@ -85,9 +85,7 @@ void leave(Client& client, std::atomic<bool>& leaving) {
 }
 
 void wait_for(const std::atomic<bool>& flag) {
-  const auto latest = Clock::now() + std::chrono::seconds(10);
-  while (!flag && Clock::now() < latest) std::this_thread::sleep_for(kPause);
-  EXPECT_TRUE(flag) << "the other rank has left without waiting";
+  EXPECT_TRUE(eventually([&flag] { return flag.load(); })) << "the other rank has left without waiting";
 }
 
 TEST_P(LateRank, StillExchangesWithRanksThatLeave) {
@@ -226,7 +224,7 @@ TEST_P(LateRank, LearnsAtOnceThatARankHasDiedWhileItLeft) {
   ASSERT_EQ(layer, kFirstLayer);
   Part part;
   ASSERT_TRUE(part.start(*clients[0], layer).ok());  // rank 1 never does
-  std::this_thread::sleep_for(milliseconds(300));
+  std::this_thread::sleep_for(milliseconds(300));  // another process leaves meanwhile, and nothing is to be seen of it
   EXPECT_TRUE(clients[0]->status().ok()) << clients[0]->status().message();
   const auto begun = Clock::now();
   child.kill();

@@ -16,6 +16,7 @@
 #include "cpp/server/server_fixture.h"
 #include "poseidon/server.h"
 #include "rendezvous/published.h"
+#include "simulation/virtual_time.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace poseidon::testing {
@@ -39,7 +40,8 @@ TEST(Goodbye, OfARankEndsAStepThatWaitsForItOnAnothersShard) {
     const auto begun = Clock::now();
     cluster.each([&](std::size_t rank, Client& client) {
       if (rank == leaver) {
-        std::this_thread::sleep_for(milliseconds(100));  // the others wait already
+        for (const std::size_t other : {0u, 1u, 2u})
+          if (other != leaver) await_start(*cluster.clients[other], layer);
         return client.shutdown();
       }
       const Status status = exchange(client, layer, 10);
@@ -51,7 +53,7 @@ TEST(Goodbye, OfARankEndsAStepThatWaitsForItOnAnothersShard) {
   }
 }
 
-TEST(Goodbye, OfAllAfterTheLastStepIsNoError) {
+TEST_IN_VIRTUAL_TIME(Goodbye, OfAllAfterTheLastStepIsNoError) {
   for (const std::size_t first : {0u, 1u, 2u}) {
     TestCluster cluster(cluster_options(3));
     ASSERT_TRUE(cluster.connected());
@@ -65,7 +67,7 @@ TEST(Goodbye, OfAllAfterTheLastStepIsNoError) {
         const Status status = client.wait_all(always);
         EXPECT_TRUE(status.ok()) << status.message();
       }
-      if (rank != first) std::this_thread::sleep_for(milliseconds(20 * rank));
+      if (rank != first) pause_for(milliseconds(20 * rank));
       EXPECT_TRUE(client.status().ok()) << client.status().message();
       client.shutdown();
     });
@@ -96,7 +98,7 @@ TEST(StorePort, IsNotWhatARankThatBeginsAnewEarlyMeetsTheOldJobAt) {
   first.clients[1]->shutdown();
   Result<std::unique_ptr<Client>> rank1 = Status(ErrorCode::timeout, "not yet");  // stays until rank 0 is connected
   std::thread early([&] { rank1 = Client::connect(all[1], nullptr, always); });
-  std::this_thread::sleep_for(milliseconds(200));
+  std::this_thread::sleep_for(milliseconds(200));  // it asks the old store meanwhile, over TCP
   first.clients[0]->shutdown();
   const auto client = Client::connect(all[0], nullptr, always);
   EXPECT_TRUE(client.ok()) << client.status().message();

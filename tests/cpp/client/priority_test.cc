@@ -16,6 +16,7 @@
 #include "cpp/client/cluster.h"
 #include "cpp/client/tap.h"
 #include "poseidon/server.h"
+#include "simulation/virtual_time.h"
 
 namespace poseidon::testing {
 namespace {
@@ -313,9 +314,9 @@ TEST(Priorities, AServersGoodbyeOnOneClassIsNotTheEndOfAnother) {
   tapped.tap.hold(1);
   std::vector<float> gradient(kElements, 1.0F);
   ASSERT_TRUE(client.start(tapped.first, bytes_of(gradient), 2).ok());
-  while (tapped.count(wire::Kind::result, 0, 1) < 4) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_TRUE(eventually([&] { return tapped.count(wire::Kind::result, 0, 1) >= 4; }));
   tapped.server->shutdown();
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // time for what must not happen, over TCP
   EXPECT_FALSE(client.done(tapped.first));
   tapped.tap.release();
   const Status status = client.wait(tapped.first, always);

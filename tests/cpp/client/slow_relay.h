@@ -46,7 +46,7 @@ class SlowRelay {
 
   void run() {
     while (!stopping_) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1000 / kTurnsPerSecond));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1000 / kTurnsPerSecond));  // a rate, over real sockets
       FileDescriptor accepted(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       if (accepted) pairs_.push_back({{std::move(accepted), connected_socket(target_port_)}});
       for (Pair& pair : pairs_)

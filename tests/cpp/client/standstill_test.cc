@@ -11,7 +11,9 @@
 #include "base/clock.h"
 #include "cpp/client/cluster.h"
 #include "plan/mesh.h"
-#include "poseidon/server.h"
+#include "server/server_impl.h"
+#include "simulation/virtual_time.h"
+#include "transport/tcp/tcp_transport.h"
 
 namespace poseidon::testing {
 namespace {
@@ -98,6 +100,7 @@ TEST(StandstillTest, SaysWhatTheOthersWaitFor) {
   EXPECT_EQ(one.others(3), "; rank 2: in step 1; ranks 1 and 3: not inside a wait of Poseidon");
 }
 
+/// The tests run in virtual time, but for that in which threads of the operating system act for each other.
 class AllWait : public ::testing::TestWithParam<bool> {
  protected:
   /// Three ranks with layers 'first' and 'second', with embedded servers or a dedicated one.
@@ -107,15 +110,15 @@ class AllWait : public ::testing::TestWithParam<bool> {
     if (GetParam()) {
       Options options;
       options.world_size = 0;
-      const auto port = free_port();
-      auto listening = Server::listen(options, port);
-      ASSERT_TRUE(listening.ok()) << listening.status().message();
-      server = std::move(listening.value());
-      for (auto& one : all) one.servers = {"127.0.0.1:" + std::to_string(port)};
+      server = std::make_unique<ServerImpl>(options);
+      const Status status = World::current() == nullptr ? server->listen(make_tcp_transport(), {"127.0.0.1:0"})
+                                                        : server->listen(place->transport(), "server:0");
+      ASSERT_TRUE(status.ok()) << status.message();
+      for (auto& one : all) one.servers = {server->address()};
     }
     for (auto& one : all) one.group_bytes = 1;  // each layer goes alone
     for (auto& one : all) change(one);
-    cluster = std::make_unique<TestCluster>(all);
+    cluster = std::make_unique<TestCluster>(all, place);
     ASSERT_TRUE(cluster->connected());
     first = cluster->add({vector_layer("first", 1000), vector_layer("second", 2000)});
   }
@@ -126,38 +129,51 @@ class AllWait : public ::testing::TestWithParam<bool> {
     return client.wait_all(always);
   }
 
+  void in_virtual_time(const std::function<void()>& test) {
+    testing::in_virtual_time([this, test] {
+      test();
+      cluster.reset();
+      server.reset();
+    });
+  }
+
   std::vector<Options> all;
-  std::unique_ptr<Server> server;
+  const std::shared_ptr<MeetingPlace> place = std::make_shared<MeetingPlace>();
+  std::unique_ptr<ServerImpl> server;
   std::unique_ptr<TestCluster> cluster;
   std::uint32_t first = 0;
 };
 
 TEST_P(AllWait, IsAFaultWithinSecondsThatSaysWhatEachWaitsFor) {
-  connect(seconds(60));
-  const auto begun = Clock::now();
-  cluster->each([&](std::size_t rank, Client& client) {
-    const Status status = rank == 1 ? exchange(client, first + 1, 2000) : exchange(client, first, 1000);
-    EXPECT_EQ(status.code(), ErrorCode::mismatch) << status.message();
-    EXPECT_TRUE(contains(status, "all ranks wait for each other")) << status.message();
-    EXPECT_TRUE(contains(status, "layer 'first'")) << status.message();
-    EXPECT_TRUE(contains(status, "layer 'second'")) << status.message();
+  in_virtual_time([&] {
+    connect(seconds(60));
+    const auto begun = Clock::now();
+    cluster->each([&](std::size_t rank, Client& client) {
+      const Status status = rank == 1 ? exchange(client, first + 1, 2000) : exchange(client, first, 1000);
+      EXPECT_EQ(status.code(), ErrorCode::mismatch) << status.message();
+      EXPECT_TRUE(contains(status, "all ranks wait for each other")) << status.message();
+      EXPECT_TRUE(contains(status, "layer 'first'")) << status.message();
+      EXPECT_TRUE(contains(status, "layer 'second'")) << status.message();
+    });
+    EXPECT_LT(Clock::now() - begun, seconds(15));
   });
-  EXPECT_LT(Clock::now() - begun, seconds(15));
 }
 
 TEST_P(AllWait, IsNoneWhileOneComputesOrAThreadThatHasExchangedDoes) {
-  connect(seconds(60));
-  cluster->each([&](std::size_t rank, Client& client) {
-    if (rank == 1) std::this_thread::sleep_for(seconds(7));
-    if (rank != 2) {
+  in_virtual_time([&] {
+    connect(seconds(60));
+    cluster->each([&](std::size_t rank, Client& client) {
+      if (rank == 1) pause_for(seconds(7));
+      if (rank != 2) {
+        EXPECT_TRUE(exchange(client, first, 1000).ok());
+        EXPECT_TRUE(exchange(client, first + 1, 2000).ok());
+        return;
+      }
+      // The main thread waits for what another one is about to start.
+      Thread other("other", [&] { EXPECT_TRUE(exchange(client, first + 1, 2000).ok()); });
       EXPECT_TRUE(exchange(client, first, 1000).ok());
-      EXPECT_TRUE(exchange(client, first + 1, 2000).ok());
-      return;
-    }
-    // The main thread waits for what another one is about to start.
-    std::thread other([&] { EXPECT_TRUE(exchange(client, first + 1, 2000).ok()); });
-    EXPECT_TRUE(exchange(client, first, 1000).ok());
-    other.join();
+      other.join();
+    });
   });
 }
 
@@ -185,25 +201,29 @@ TEST_P(AllWait, IsNoneWhileTheThreadForWhichOthersActedComputes) {
       EXPECT_TRUE(exchange(client, first, 1000).ok());
     });
     worker.join();
-    if (rank == 1) std::this_thread::sleep_for(seconds(7));
+    if (rank == 1) std::this_thread::sleep_for(seconds(7));  // each thread has a number with the kernel
     EXPECT_TRUE(exchange(client, first, 1000).ok());
   });
 }
 
 TEST_P(AllWait, ALateRankIsWaitedForLongerThanTheTimeoutWhereThatIsSaid) {
-  connect(milliseconds(700), [](Options& options) { options.late_timeout = seconds(60); });
-  cluster->each([&](std::size_t rank, Client& client) {
-    if (rank == 1) std::this_thread::sleep_for(milliseconds(2'500));
-    const Status status = exchange(client, first, 1000);
-    EXPECT_TRUE(status.ok()) << status.message();
+  in_virtual_time([&] {
+    connect(milliseconds(700), [](Options& options) { options.late_timeout = seconds(60); });
+    cluster->each([&](std::size_t rank, Client& client) {
+      if (rank == 1) pause_for(milliseconds(2'500));
+      const Status status = exchange(client, first, 1000);
+      EXPECT_TRUE(status.ok()) << status.message();
+    });
   });
 }
 
 TEST_P(AllWait, NamesTheLayerOfAGroupThatNobodyHasStarted) {
-  connect(seconds(60), [](Options& options) { options.group_bytes = 1u << 20; });
-  cluster->each([&](std::size_t, Client& client) {
-    const Status status = exchange(client, first, 1000);
-    EXPECT_TRUE(contains(status, "layer 'first' was waiting for layer 'second' of its group")) << status.message();
+  in_virtual_time([&] {
+    connect(seconds(60), [](Options& options) { options.group_bytes = 1u << 20; });
+    cluster->each([&](std::size_t, Client& client) {
+      const Status status = exchange(client, first, 1000);
+      EXPECT_TRUE(contains(status, "layer 'first' was waiting for layer 'second' of its group")) << status.message();
+    });
   });
 }
 

@@ -14,6 +14,8 @@
 #include "cpp/kernel/rules.h"
 #include "poseidon/features.h"
 #include "poseidon/server.h"
+#include "server/server_impl.h"
+#include "simulation/virtual_time.h"
 
 namespace poseidon {
 namespace {
@@ -76,8 +78,8 @@ void make_step(Client& client, std::uint32_t first, std::uint32_t step, Trained&
 }
 
 /// Returns a time that is clearly longer than the `step_count` steps since `begun` took. On a busy machine it is long.
-milliseconds clearly_late(std::chrono::steady_clock::time_point begun, int step_count, milliseconds at_least) {
-  const auto passed = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begun);
+milliseconds clearly_late(Clock::time_point begun, int step_count, milliseconds at_least) {
+  const auto passed = std::chrono::duration_cast<milliseconds>(Clock::now() - begun);
   return std::max(at_least, 10 * passed / step_count);
 }
 
@@ -97,15 +99,15 @@ void expect_late_ranks_to_follow(Medium transport) {
   std::vector<Trained> ranks(kRanks);
   std::vector<std::vector<LateRank>> reports(kRanks);
   cluster.each([&](std::size_t rank, Client& client) {
-    auto begun = std::chrono::steady_clock::now();
+    auto begun = Clock::now();
     for (std::uint32_t step = 1; step <= 12; ++step) make_step(client, first, step, ranks[rank]);
     const auto pause = clearly_late(begun, 12, milliseconds(40));
-    begun = std::chrono::steady_clock::now();
+    begun = Clock::now();
     for (std::uint32_t step = 13; step <= kSteps; ++step) {
-      if (rank == kSlow) std::this_thread::sleep_for(pause);
+      if (rank == kSlow) std::this_thread::sleep_for(pause);  // over real networks, each with a queue of its own
       make_step(client, first, step, ranks[rank]);
     }
-    ranks[rank].duration = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begun);
+    ranks[rank].duration = std::chrono::duration_cast<milliseconds>(Clock::now() - begun);
     meet(client, meeting);
     reports[rank] = client.straggler_report();
   });
@@ -127,7 +129,7 @@ void expect_late_ranks_to_follow(Medium transport) {
 TEST(Stragglers, LateRanksGetTheResultsThatAllOthersGot) { expect_late_ranks_to_follow(Medium::tcp); }
 TEST(Stragglers, OverSharedMemoryToo) { expect_late_ranks_to_follow(Medium::automatic); }
 
-TEST(Stragglers, ARankCatchesUpByStepsThatDoNotCount) {
+TEST_IN_VIRTUAL_TIME(Stragglers, ARankCatchesUpByStepsThatDoNotCount) {
   TestCluster cluster(paced_options(dropping(Medium::automatic)));
   ASSERT_TRUE(cluster.connected());
   const auto first = cluster.add({matrix_layer("matrix", 64, 64), vector_layer("bias", 64), vector_layer("norm", 10)});
@@ -137,11 +139,11 @@ TEST(Stragglers, ARankCatchesUpByStepsThatDoNotCount) {
   constexpr std::size_t kSteps = 24;
   cluster.each([&](std::size_t rank, Client& client) {
     auto& trained = ranks[rank];
-    const auto begun = std::chrono::steady_clock::now();
+    const auto begun = Clock::now();
     while (trained.results.size() < kSteps) {
       const auto step = static_cast<std::uint32_t>(trained.results.size() + 1);
-      if (rank == kSlow && step == 13) std::this_thread::sleep_for(clearly_late(begun, 12, milliseconds(150)));
-      if (rank != kSlow && step > 13) std::this_thread::sleep_for(milliseconds(15));
+      if (rank == kSlow && step == 13) pause_for(clearly_late(begun, 12, milliseconds(150)));
+      if (rank != kSlow && step > 13) pause_for(milliseconds(15));
       make_step(client, first, step, trained);
       while (client.behind() > 0 && trained.results.size() < kSteps) {
         ++shadows[rank];
@@ -221,28 +223,29 @@ TEST(Stragglers, WhoIsBehindInOneModelCountsInAnother) {
   });
 }
 
-TEST(Stragglers, AServerThatStandsAloneServesJobsOfEitherKind) {
+TEST_IN_VIRTUAL_TIME(Stragglers, AServerThatStandsAloneServesJobsOfEitherKind) {
   Options served;
-  served.interfaces = {"127.0.0.1"};
-  const auto server = Server::listen(served, 0);
-  ASSERT_TRUE(server.ok()) << server.status().message();
+  served.world_size = 0;
+  ServerImpl server(served);
+  const auto place = std::make_shared<testing::MeetingPlace>();
+  ASSERT_TRUE(server.listen(place->transport(), "server:0").ok());
   std::vector<std::vector<Trained>> jobs(2, std::vector<Trained>(kRanks));
   testing::run_ranks(2, [&](int job) {
     Options shared = dropping(Medium::tcp);
     if (job == 1) shared.stragglers = Stragglers::wait;
     shared.job = "job " + std::to_string(job);
-    shared.servers = {server.value()->address()};
-    TestCluster cluster(paced_options(shared));
+    shared.servers = {server.address()};
+    TestCluster cluster(paced_options(shared), place);
     ASSERT_TRUE(cluster.connected());
     const auto first =
         cluster.add({matrix_layer("matrix", 64, 64), vector_layer("bias", 64), vector_layer("norm", 10)});
     const auto meeting = cluster.add({vector_layer("meeting", 1)});
     cluster.each([&](std::size_t rank, Client& client) {
-      const auto begun = std::chrono::steady_clock::now();
+      const auto begun = Clock::now();
       milliseconds pause{0};
       for (std::uint32_t step = 1; step <= 14; ++step) {
         if (step == 12) pause = clearly_late(begun, 11, milliseconds(40));
-        if (rank == kSlow) std::this_thread::sleep_for(pause);
+        if (rank == kSlow) pause_for(pause);
         make_step(client, first, step, jobs[static_cast<std::size_t>(job)][rank]);
       }
       meet(client, meeting);
@@ -269,7 +272,7 @@ TEST(Stragglers, AServerWithABaselineRefusesTheJob) {
   EXPECT_TRUE(contains(client.status(), "aggregation=wide")) << client.status().message();
 }
 
-TEST(Stragglers, ALateRankThatIsLostEndsTheJob) {
+TEST_IN_VIRTUAL_TIME(Stragglers, ALateRankThatIsLostEndsTheJob) {
   TestCluster cluster(paced_options(dropping(Medium::tcp)));
   ASSERT_TRUE(cluster.connected());
   const auto first = cluster.add({matrix_layer("matrix", 64, 64), vector_layer("bias", 64), vector_layer("norm", 10)});
@@ -277,7 +280,7 @@ TEST(Stragglers, ALateRankThatIsLostEndsTheJob) {
     Trained trained;
     for (std::uint32_t step = 1; step <= 11; ++step) make_step(client, first, step, trained);
     if (rank == kSlow) {
-      std::this_thread::sleep_for(milliseconds(60));
+      pause_for(milliseconds(60));
       client.abort("as if it had been killed");
       return;
     }
@@ -291,7 +294,7 @@ TEST(Stragglers, ALateRankThatIsLostEndsTheJob) {
 }
 
 /// Plain SGD on a stored layer. Every gradient is 1, so P updates lower the value by lr.
-TEST(Consistency, SspHoldsTheFastBackAndAsyncDoesNot) {
+TEST_IN_VIRTUAL_TIME(Consistency, SspHoldsTheFastBackAndAsyncDoesNot) {
   for (const Consistency consistency : {Consistency::ssp, Consistency::async}) {
     Options shared;
     shared.consistency = consistency;
@@ -313,10 +316,10 @@ TEST(Consistency, SspHoldsTheFastBackAndAsyncDoesNot) {
       EXPECT_TRUE(client.pull(stored, bytes_of(values[rank])).ok());
       EXPECT_TRUE(client.wait_all(always).ok());
       meet(client, meeting);
-      const auto begun = std::chrono::steady_clock::now();
+      const auto begun = Clock::now();
       std::vector<float> gradient(3000, 1);
       for (int step = 1; step <= kSteps; ++step) {
-        if (rank == kSlow) std::this_thread::sleep_for(milliseconds(30));
+        if (rank == kSlow) pause_for(milliseconds(30));
         EXPECT_TRUE(client.push_pull(stored, bytes_of(gradient), bytes_of(values[rank]), kRanks).ok());
         const Status status = client.wait_all(always);
         EXPECT_TRUE(status.ok()) << status.message();
@@ -324,7 +327,7 @@ TEST(Consistency, SspHoldsTheFastBackAndAsyncDoesNot) {
         EXPECT_LE(values[rank][0], -0.5F / kRanks * static_cast<float>(step));
         EXPECT_GE(values[rank][0], -0.5F * kSteps);
       }
-      durations[rank] = std::chrono::duration_cast<milliseconds>(std::chrono::steady_clock::now() - begun);
+      durations[rank] = std::chrono::duration_cast<milliseconds>(Clock::now() - begun);
       meet(client, meeting);
       EXPECT_TRUE(client.pull(stored, bytes_of(values[rank])).ok());
       EXPECT_TRUE(client.wait_all(always).ok());

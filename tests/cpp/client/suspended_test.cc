@@ -11,6 +11,7 @@
 #include "base/clock.h"
 #include "cpp/client/child_rank.h"
 #include "cpp/client/cluster.h"
+#include "simulation/virtual_time.h"
 
 namespace poseidon::testing {
 namespace {
@@ -45,10 +46,13 @@ void train(Client& client, std::size_t rank, Told& told) {
   told.failed[rank] = true;
 }
 
+/// Processes are stopped by the kernel, and for the kernel's time.
+void let_pass(milliseconds time) { std::this_thread::sleep_for(time); }
+
 int wait_for_step(const Told& told, std::size_t rank, int step) {
   const auto latest = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (told.steps[rank] < step && !told.failed[rank] && std::chrono::steady_clock::now() < latest)
-    std::this_thread::sleep_for(milliseconds(5));
+  static_cast<void>(eventually(
+      [&] { return told.steps[rank] >= step || told.failed[rank] || std::chrono::steady_clock::now() >= latest; }));
   return told.steps[rank];
 }
 
@@ -63,11 +67,11 @@ TEST_P(Suspended, AJobGoesOn) {
   const ChildRank second(all[1], layers, [&](Client& client) { train(client, 1, told); });
   ASSERT_GE(wait_for_step(told, 0, 3), 3);
   first.stop();
-  std::this_thread::sleep_for(milliseconds(300));
+  let_pass(milliseconds(300));
   second.stop();
-  std::this_thread::sleep_for(milliseconds(5'000));
+  let_pass(milliseconds(5'000));
   first.go_on();
-  std::this_thread::sleep_for(milliseconds(300));
+  let_pass(milliseconds(300));
   second.go_on();
   for (std::size_t rank = 0; rank < 2; ++rank) {
     EXPECT_GE(wait_for_step(told, rank, told.steps[rank] + 5), 8) << rank;
@@ -88,7 +92,7 @@ TEST(Clock, GoesOnHoweverSoonItsThreadEnds) {
     });
   for (auto& thread : threads) thread.join();
   const auto begun = Clock::now();
-  std::this_thread::sleep_for(milliseconds(1'500));
+  let_pass(milliseconds(1'500));
   EXPECT_GE(Clock::now() - begun, milliseconds(1'500));
 }
 
@@ -109,15 +113,15 @@ TEST(Clock, LeavesOutTheTimeInWhichTheProcessWasStopped) {
       times.active_ns = (Clock::now() - begun).count();
       times.ran_ns = now_ns() - ran_since_ns(std::chrono::seconds(1));
       times.true_ns = now_ns() - begun_ns;
-      std::this_thread::sleep_for(milliseconds(1));
+      let_pass(milliseconds(1));
     }
   }
   const auto wait_for_time = [&](std::int64_t least_ns) {
-    while (times.true_ns < least_ns) std::this_thread::sleep_for(milliseconds(1));
+    ASSERT_TRUE(eventually([&] { return times.true_ns >= least_ns; }));
   };
   wait_for_time(200'000'000);
   ::kill(child, SIGSTOP);
-  std::this_thread::sleep_for(milliseconds(3'000));
+  let_pass(milliseconds(3'000));
   ::kill(child, SIGCONT);
   wait_for_time(3'600'000'000);
   EXPECT_LT(times.active_ns, times.true_ns - 1'500'000'000);

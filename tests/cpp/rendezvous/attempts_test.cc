@@ -3,10 +3,8 @@
 
 #include <atomic>
 #include <chrono>
-#include <future>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/clock.h"
@@ -15,6 +13,7 @@
 #include "rendezvous/members.h"
 #include "rendezvous/published.h"
 #include "rendezvous/tcp_store.h"
+#include "simulation/virtual_time.h"
 
 namespace poseidon {
 namespace {
@@ -33,14 +32,14 @@ Member listening_at(const std::string& address) {
   return mine;
 }
 
-std::future<Result<Membership>> begin_to_meet(MemoryStore& store, const Options& options, const std::string& address,
-                                              const std::function<bool()>& keep_waiting = always) {
-  return std::async(std::launch::async,
-                    [=, &store] { return meet(*store.open(), options, listening_at(address), keep_waiting); });
+testing::Beside<Result<Membership>> begin_to_meet(MemoryStore& store, const Options& options,
+                                                  const std::string& address,
+                                                  const std::function<bool()>& keep_waiting = always) {
+  return testing::run_beside([=, &store] { return meet(*store.open(), options, listening_at(address), keep_waiting); });
 }
 
 /// The addresses of the members of a meeting, by rank, or its error.
-std::string addresses(std::future<Result<Membership>>&& meeting) {
+std::string addresses(testing::Beside<Result<Membership>>&& meeting) {
   const auto found = meeting.get();
   if (!found.ok()) return found.status().message();
   std::string text;
@@ -49,16 +48,15 @@ std::string addresses(std::future<Result<Membership>>&& meeting) {
 }
 
 void wait_for_attempt(MemoryStore& store, std::uint32_t attempt) {
-  while (generation_wanted(*store.open(), "default") < attempt) std::this_thread::sleep_for(milliseconds(1));
+  while (generation_wanted(*store.open(), "default") < attempt) pause_for(milliseconds(1));
 }
 
-TEST(Attempts, NobodyMeetsWhatIsLeftOfAnEarlierOne) {
+TEST_IN_VIRTUAL_TIME(Attempts, NobodyMeetsWhatIsLeftOfAnEarlierOne) {
   MemoryStore store;
   for (const std::string attempt : {"first", "second", "third"}) {
     auto early = begin_to_meet(store, options_of(0, 3), attempt + "0");
-    std::this_thread::sleep_for(milliseconds(50));
-    EXPECT_EQ(early.wait_for(milliseconds(0)), std::future_status::timeout)
-        << "it has taken an old entry for a new one";
+    pause_for(milliseconds(50));
+    EXPECT_FALSE(early.is_done()) << "it has taken an old entry for a new one";
     auto next = begin_to_meet(store, options_of(2, 3), attempt + "2");
     auto last = begin_to_meet(store, options_of(1, 3), attempt + "1");
     for (auto* meeting : {&early, &next, &last})
@@ -66,12 +64,12 @@ TEST(Attempts, NobodyMeetsWhatIsLeftOfAnEarlierOne) {
   }
 }
 
-TEST(Attempts, ARankThatBeginsAgainTakesThoseThatWaitWithIt) {
+TEST_IN_VIRTUAL_TIME(Attempts, ARankThatBeginsAgainTakesThoseThatWaitWithIt) {
   MemoryStore store;
   std::atomic<bool> interrupted = false;
   auto waiting = begin_to_meet(store, options_of(0, 3), "patient");
   auto leaves = begin_to_meet(store, options_of(1, 3), "old", [&] { return !interrupted; });
-  while (!store.has(member_key("default", 1))) std::this_thread::sleep_for(milliseconds(1));
+  while (!store.has(member_key("default", 1))) pause_for(milliseconds(1));
   // A store that answers rank 0 late: it has not seen the failure when the next attempt begins.
   store.set_away(true);
   interrupted = true;
@@ -83,12 +81,12 @@ TEST(Attempts, ARankThatBeginsAgainTakesThoseThatWaitWithIt) {
   for (auto* meeting : {&waiting, &again, &last}) EXPECT_EQ(addresses(std::move(*meeting)), "patient new late ");
 }
 
-TEST(Attempts, AFailureEndsItsOwnForAllAndNoOther) {
+TEST_IN_VIRTUAL_TIME(Attempts, AFailureEndsItsOwnForAllAndNoOther) {
   MemoryStore store;
   std::atomic<bool> interrupted = false;
   auto waiting = begin_to_meet(store, options_of(0, 3), "0");
   auto leaves = begin_to_meet(store, options_of(1, 3), "1", [&] { return !interrupted; });
-  while (!store.has(member_key("default", 1))) std::this_thread::sleep_for(milliseconds(1));
+  while (!store.has(member_key("default", 1))) pause_for(milliseconds(1));
   interrupted = true;
   const auto own = leaves.get();
   const auto theirs = waiting.get();
@@ -97,12 +95,12 @@ TEST(Attempts, AFailureEndsItsOwnForAllAndNoOther) {
   // A rank that was joining that attempt is told, too.
   const auto late = begin_to_meet(store, options_of(2, 3), "2").get();
   EXPECT_EQ(late.status().message(), theirs.status().message());
-  std::vector<std::future<Result<Membership>>> next;
+  std::vector<testing::Beside<Result<Membership>>> next;
   for (int rank = 2; rank >= 0; --rank) next.push_back(begin_to_meet(store, options_of(rank, 3), "again"));
   for (auto& meeting : next) EXPECT_EQ(addresses(std::move(meeting)), "again again again ");
 }
 
-TEST(Attempts, TheFailureOfAProcessThatWasReplacedIsNone) {
+TEST_IN_VIRTUAL_TIME(Attempts, TheFailureOfAProcessThatWasReplacedIsNone) {
   MemoryStore store;
   const auto view = store.open();
   ASSERT_TRUE(view->set(failure_key("default", 1), to_text(Failure{1, "the nonce of another", "rank 1: broken"})).ok());
@@ -112,13 +110,13 @@ TEST(Attempts, TheFailureOfAProcessThatWasReplacedIsNone) {
   EXPECT_EQ(addresses(std::move(second)), "0 1 ");
 }
 
-TEST(Attempts, AStoreThatBeginsAnewIsFilledAgain) {
+TEST_IN_VIRTUAL_TIME(Attempts, AStoreThatBeginsAnewIsFilledAgain) {
   MemoryStore store;
   auto waiting = begin_to_meet(store, options_of(1, 2), "1");
-  while (!store.has(member_key("default", 1))) std::this_thread::sleep_for(milliseconds(1));
+  while (!store.has(member_key("default", 1))) pause_for(milliseconds(1));
   store.set_away(true);
   store.lose_content();
-  std::this_thread::sleep_for(milliseconds(30));
+  pause_for(milliseconds(30));
   store.set_away(false);
   auto first = begin_to_meet(store, options_of(0, 2), "0");
   EXPECT_EQ(addresses(std::move(first)), "0 1 ");
@@ -128,7 +126,7 @@ TEST(Attempts, AStoreThatBeginsAnewIsFilledAgain) {
 /// Rank 0 serves the store and gives up, which ends the store. The others wait there and find its next store.
 TEST(Attempts, SurviveTheStoreThatRankZeroTakesWithIt) {
   const auto port = testing::free_port();
-  std::atomic<bool> others_wait = false;
+  const Completion other_begins = Completion::make();
   std::vector<std::string> outcomes(2);
   run_ranks(2, [&](int rank) {
     const Options options = test_options(rank, 2, port);
@@ -144,10 +142,9 @@ TEST(Attempts, SurviveTheStoreThatRankZeroTakesWithIt) {
     Status status;
     if (rank == 0) {
       const auto store = open_tcp_store(options, always).value();  // ends, as that of a process that is killed
-      while (!others_wait) std::this_thread::sleep_for(milliseconds(1));
+      other_begins.wait();
     } else {
-      std::this_thread::sleep_for(milliseconds(50));
-      others_wait = true;
+      other_begins.complete();
     }
     for (int attempt = 0; attempt < 3 && (attempt == 0 || !status.ok()); ++attempt) status = try_once(always);
     outcomes[static_cast<std::size_t>(rank)] = status.message();
@@ -155,12 +152,12 @@ TEST(Attempts, SurviveTheStoreThatRankZeroTakesWithIt) {
   EXPECT_EQ(outcomes, std::vector<std::string>(2));
 }
 
-TEST(Attempts, AStoreThatStaysAwayIsAnErrorBeforeTheTimeout) {
+TEST_IN_VIRTUAL_TIME(Attempts, AStoreThatStaysAwayIsAnErrorBeforeTheTimeout) {
   MemoryStore store;
   Options options = options_of(1, 2);
   options.timeout = std::chrono::seconds(60);
   auto waiting = begin_to_meet(store, options, "1");
-  while (!store.has(member_key("default", 1))) std::this_thread::sleep_for(milliseconds(1));
+  while (!store.has(member_key("default", 1))) pause_for(milliseconds(1));
   store.set_away(true);
   const auto begun = Clock::now();
   EXPECT_EQ(waiting.get().status().code(), ErrorCode::unreachable);
@@ -178,7 +175,7 @@ bool all_have_met(MemoryStore& store, const Membership& membership) {
 }
 
 /// Every rank tries until it has joined, each time with another timeout. In the end all are in one meeting.
-TEST(Attempts, ACrowdMeets) {
+TEST_IN_VIRTUAL_TIME(Attempts, ACrowdMeets) {
   for (const unsigned seed : {1u, 2u, 3u}) {
     MemoryStore store;
     constexpr int kCount = 6;
@@ -188,7 +185,7 @@ TEST(Attempts, ACrowdMeets) {
       for (int attempt = 0; attempt < 20; ++attempt) {
         Options options = options_of(rank, kCount);
         options.timeout = milliseconds(attempt < 4 ? std::uniform_int_distribution(20, 120)(random) : 5000);
-        std::this_thread::sleep_for(milliseconds(std::uniform_int_distribution(0, 60)(random)));
+        pause_for(milliseconds(std::uniform_int_distribution(0, 60)(random)));
         const auto found = meet(*store.open(), options, listening_at(std::to_string(rank)), always);
         if (!found.ok() || !all_have_met(store, found.value())) continue;
         runs[static_cast<std::size_t>(rank)] = found.value().run;

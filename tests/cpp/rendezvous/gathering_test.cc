@@ -4,13 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <future>
 #include <map>
 #include <mutex>
 #include <random>
 #include <set>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/clock.h"
@@ -18,6 +16,7 @@
 #include "cpp/rendezvous/ports.h"
 #include "rendezvous/members.h"
 #include "rendezvous/published.h"
+#include "simulation/virtual_time.h"
 
 namespace poseidon {
 namespace {
@@ -49,8 +48,8 @@ void remember(MemoryStore& store, std::uint32_t generation) {
   ASSERT_TRUE(store.open()->set(generation_key("default"), std::to_string(generation)).ok());
 }
 
-std::future<Result<Membership>> begin_to_join(MemoryStore& store, const Options& options) {
-  return std::async(std::launch::async, [&store, options] { return join(store, options); });
+testing::Beside<Result<Membership>> begin_to_join(MemoryStore& store, const Options& options) {
+  return testing::run_beside([&store, options] { return join(store, options); });
 }
 
 bool contains(const Status& status, const std::string& text) {
@@ -78,7 +77,7 @@ std::vector<int> slots_of(const Membership& membership) {
 constexpr auto kRejoin = OnFailure::rejoin;
 constexpr auto kShrink = OnFailure::shrink;
 
-TEST(Rejoin, AJobBeginsWithItsFirstGeneration) {
+TEST_IN_VIRTUAL_TIME(Rejoin, AJobBeginsWithItsFirstGeneration) {
   for (const OnFailure on_failure : {kRejoin, kShrink}) {
     MemoryStore store;
     const auto found =
@@ -95,7 +94,7 @@ TEST(Rejoin, AJobBeginsWithItsFirstGeneration) {
   }
 }
 
-TEST(Rejoin, SurvivorsWaitForTheReplacementWhichKnowsThatItIsNew) {
+TEST_IN_VIRTUAL_TIME(Rejoin, SurvivorsWaitForTheReplacementWhichKnowsThatItIsNew) {
   MemoryStore store;
   join_all(store, {options_of(0, 3, kRejoin), options_of(1, 3, kRejoin), options_of(2, 3, kRejoin)});
   const auto found =
@@ -107,12 +106,12 @@ TEST(Rejoin, SurvivorsWaitForTheReplacementWhichKnowsThatItIsNew) {
   EXPECT_EQ(found[0].members[1].last_generation, 0u);
 }
 
-TEST(Rejoin, TheReplacementMayComeBeforeAnybodyHasNoticed) {
+TEST_IN_VIRTUAL_TIME(Rejoin, TheReplacementMayComeBeforeAnybodyHasNoticed) {
   MemoryStore store;
   const auto first = join_all(store, {options_of(0, 2, kRejoin), options_of(1, 2, kRejoin)});
   EXPECT_TRUE(stands(*store.open(), "default", first[0]));
   auto replacement = begin_to_join(store, options_of(1, 2, kRejoin));
-  while (generation_wanted(*store.open(), "default") < 2) std::this_thread::sleep_for(milliseconds(2));
+  while (generation_wanted(*store.open(), "default") < 2) pause_for(milliseconds(2));
   EXPECT_FALSE(stands(*store.open(), "default", first[0]));
   const auto survivor = join(store, options_of(0, 2, kRejoin, 1));
   ASSERT_TRUE(survivor.ok()) << survivor.status().message();
@@ -120,7 +119,7 @@ TEST(Rejoin, TheReplacementMayComeBeforeAnybodyHasNoticed) {
   EXPECT_TRUE(replacement.get().value().joining);
 }
 
-TEST(Rejoin, WhoHasBeenReplacedIsToldSo) {
+TEST_IN_VIRTUAL_TIME(Rejoin, WhoHasBeenReplacedIsToldSo) {
   MemoryStore store;
   join_all(store, {options_of(0, 2, kRejoin), options_of(1, 2, kRejoin)});
   join_all(store, {options_of(0, 2, kRejoin, 1), options_of(1, 2, kRejoin)});
@@ -130,7 +129,7 @@ TEST(Rejoin, WhoHasBeenReplacedIsToldSo) {
       << frozen_before.status().message();
 }
 
-TEST(Rejoin, WhoTriesAgainIsNotTakenForItsReplacement) {
+TEST_IN_VIRTUAL_TIME(Rejoin, WhoTriesAgainIsNotTakenForItsReplacement) {
   MemoryStore store;
   join_all(store, {options_of(0, 2, kRejoin), options_of(1, 2, kRejoin)});
   join_all(store, {options_of(0, 2, kRejoin, 1), options_of(1, 2, kRejoin, 1)});  // and could not connect
@@ -139,14 +138,13 @@ TEST(Rejoin, WhoTriesAgainIsNotTakenForItsReplacement) {
   EXPECT_EQ(found[1].generation, 3u);
 }
 
-TEST(Rejoin, WhatTheStoreLosesIsWrittenAgain) {
+TEST_IN_VIRTUAL_TIME(Rejoin, WhatTheStoreLosesIsWrittenAgain) {
   MemoryStore store;
   auto survivor = begin_to_join(store, options_of(1, 3, kRejoin, 6));
   auto other = begin_to_join(store, options_of(2, 3, kRejoin, 6));
-  while (!store.has(member_key("default", 1)) || !store.has(member_key("default", 2)))
-    std::this_thread::sleep_for(milliseconds(2));
+  while (!store.has(member_key("default", 1)) || !store.has(member_key("default", 2))) pause_for(milliseconds(2));
   store.set_away(true);
-  std::this_thread::sleep_for(milliseconds(20));
+  pause_for(milliseconds(20));
   store.lose_content();  // rank 0's process served it
   store.set_away(false);
   const auto replacement = join(store, options_of(0, 3, kRejoin));
@@ -157,7 +155,7 @@ TEST(Rejoin, WhatTheStoreLosesIsWrittenAgain) {
   EXPECT_EQ(other.get().value().generation, 7u);
 }
 
-TEST(Rejoin, AMembershipWhoseStoreHasLostItsContentDoesNotStand) {
+TEST_IN_VIRTUAL_TIME(Rejoin, AMembershipWhoseStoreHasLostItsContentDoesNotStand) {
   MemoryStore store;
   const auto found = join_all(store, {options_of(0, 2, kRejoin), options_of(1, 2, kRejoin)});
   store.set_away(true);
@@ -167,7 +165,7 @@ TEST(Rejoin, AMembershipWhoseStoreHasLostItsContentDoesNotStand) {
   EXPECT_FALSE(stands(*store.open(), "default", found[0]));
 }
 
-TEST(Rejoin, ThoseThatDoNotComeAreNamed) {
+TEST_IN_VIRTUAL_TIME(Rejoin, ThoseThatDoNotComeAreNamed) {
   MemoryStore store;
   Options options = options_of(1, 4, kRejoin, 2);
   options.timeout = milliseconds(150);
@@ -181,7 +179,7 @@ TEST(Rejoin, ThoseThatDoNotComeAreNamed) {
   EXPECT_TRUE(contains(found.status(), "the store is away")) << found.status().message();
 }
 
-TEST(Rejoin, TwoProcessesOfOneRankDoNotGoOnForever) {
+TEST_IN_VIRTUAL_TIME(Rejoin, TwoProcessesOfOneRankDoNotGoOnForever) {
   for (const milliseconds timeout : {milliseconds(1000), milliseconds(100)}) {
     MemoryStore store;
     Options options = options_of(1, 2, kRejoin);
@@ -201,7 +199,7 @@ TEST(Rejoin, TwoProcessesOfOneRankDoNotGoOnForever) {
   }
 }
 
-TEST(Rejoin, DifferingOptionsAreNamed) {
+TEST_IN_VIRTUAL_TIME(Rejoin, DifferingOptionsAreNamed) {
   MemoryStore store;
   auto wrong = options_of(1, 2, kRejoin);
   wrong.chunk_bytes = 4096;
@@ -212,7 +210,7 @@ TEST(Rejoin, DifferingOptionsAreNamed) {
   EXPECT_EQ(other.get().status().code(), ErrorCode::mismatch);
 }
 
-TEST(Rejoin, JobsOfOneStoreDoNotMeet) {
+TEST_IN_VIRTUAL_TIME(Rejoin, JobsOfOneStoreDoNotMeet) {
   MemoryStore store;
   std::vector<Options> all;
   for (const int slot : {0, 1}) {
@@ -235,7 +233,7 @@ Options shrinking(int slot, int slot_count, std::uint32_t last = 0) {
   return options;
 }
 
-TEST(Shrink, SurvivorsGoOnWithoutTheOthersByTheirOrder) {
+TEST_IN_VIRTUAL_TIME(Shrink, SurvivorsGoOnWithoutTheOthersByTheirOrder) {
   MemoryStore store;
   remember(store, 1);
   const auto begun = Clock::now();
@@ -247,14 +245,14 @@ TEST(Shrink, SurvivorsGoOnWithoutTheOthersByTheirOrder) {
   EXPECT_EQ(slots_of(found[0]), (std::vector{1, 3}));
 }
 
-TEST(Shrink, ToOneAndGrowAgain) {
+TEST_IN_VIRTUAL_TIME(Shrink, ToOneAndGrowAgain) {
   MemoryStore store;
   remember(store, 1);
   const auto alone = join(store, shrinking(2, 3, 1));
   ASSERT_TRUE(alone.ok()) << alone.status().message();
   EXPECT_EQ(slots_of(alone.value()), std::vector{2});
   auto newcomer = begin_to_join(store, shrinking(0, 3));
-  while (generation_wanted(*store.open(), "default") < 3) std::this_thread::sleep_for(milliseconds(2));
+  while (generation_wanted(*store.open(), "default") < 3) pause_for(milliseconds(2));
   const auto again = join(store, shrinking(2, 3, 2));
   ASSERT_TRUE(again.ok()) << again.status().message();
   EXPECT_EQ(again.value().generation, 3u);
@@ -264,7 +262,7 @@ TEST(Shrink, ToOneAndGrowAgain) {
   EXPECT_TRUE(newcomer.get().value().joining);
 }
 
-TEST(Shrink, FewerThanMinWorkersWaitForMore) {
+TEST_IN_VIRTUAL_TIME(Shrink, FewerThanMinWorkersWaitForMore) {
   MemoryStore store;
   remember(store, 1);
   auto all = std::vector{shrinking(0, 3, 1), shrinking(1, 3, 1)};
@@ -273,7 +271,7 @@ TEST(Shrink, FewerThanMinWorkersWaitForMore) {
   late.min_workers = 3;
   auto first = begin_to_join(store, all[0]);
   auto second = begin_to_join(store, all[1]);
-  std::this_thread::sleep_for(milliseconds(400));
+  pause_for(milliseconds(400));
   EXPECT_EQ(join(store, late).value().members.size(), 3u);
   EXPECT_EQ(first.get().value().members.size(), 3u);
   EXPECT_EQ(second.get().value().generation, 2u);
@@ -281,36 +279,36 @@ TEST(Shrink, FewerThanMinWorkersWaitForMore) {
   EXPECT_TRUE(contains(join(store, all[1]).status(), "no fewer than 3"));
 }
 
-TEST(Shrink, AJobThatBeginsWaitsForAll) {
+TEST_IN_VIRTUAL_TIME(Shrink, AJobThatBeginsWaitsForAll) {
   MemoryStore store;
   auto first = begin_to_join(store, shrinking(0, 2));
-  std::this_thread::sleep_for(milliseconds(400));  // three windows
+  pause_for(milliseconds(400));  // three windows
   const auto second = join(store, shrinking(1, 2));
   ASSERT_TRUE(second.ok()) << second.status().message();
   EXPECT_EQ(second.value().generation, 1u);
   EXPECT_EQ(first.get().value().members.size(), 2u);
 }
 
-TEST(Shrink, WhoComesTooLateIsInTheNextGeneration) {
+TEST_IN_VIRTUAL_TIME(Shrink, WhoComesTooLateIsInTheNextGeneration) {
   MemoryStore store;
   remember(store, 1);
   const auto others = join_all(store, {shrinking(0, 3, 1), shrinking(1, 3, 1)});
   EXPECT_EQ(others[0].members.size(), 2u);
   auto late = begin_to_join(store, shrinking(2, 3, 1));
-  while (generation_wanted(*store.open(), "default") < 3) std::this_thread::sleep_for(milliseconds(2));
+  while (generation_wanted(*store.open(), "default") < 3) pause_for(milliseconds(2));
   const auto found = join_all(store, {shrinking(0, 3, 2), shrinking(1, 3, 2)});
   EXPECT_EQ(found[1].members.size(), 3u);
   EXPECT_FALSE(late.get().value().joining) << "it is a survivor, if of an older generation";
 }
 
-TEST(Shrink, WhoComesTooLateWaitsForTheStepOfTheOthers) {
+TEST_IN_VIRTUAL_TIME(Shrink, WhoComesTooLateWaitsForTheStepOfTheOthers) {
   MemoryStore store;
   remember(store, 1);
   const auto alone = join(store, shrinking(0, 3, 1));
   ASSERT_TRUE(alone.ok()) << alone.status().message();
   auto late = begin_to_join(store, shrinking(2, 3, 1));
   auto newcomer = begin_to_join(store, shrinking(1, 3));
-  std::this_thread::sleep_for(milliseconds(300));  // more than two windows
+  pause_for(milliseconds(300));  // more than two windows
   const auto found = join(store, shrinking(0, 3, 2));
   ASSERT_TRUE(found.ok()) << found.status().message();
   EXPECT_EQ(found.value().generation, 3u) << "no generation was formed in the meantime";
@@ -319,7 +317,7 @@ TEST(Shrink, WhoComesTooLateWaitsForTheStepOfTheOthers) {
   EXPECT_TRUE(newcomer.get().value().joining);
 }
 
-TEST(Shrink, WhoComesTooLateGoesOnOnceTheOthersHaveDied) {
+TEST_IN_VIRTUAL_TIME(Shrink, WhoComesTooLateGoesOnOnceTheOthersHaveDied) {
   MemoryStore store;
   remember(store, 1);
   ASSERT_TRUE(join(store, shrinking(0, 3, 1)).ok());
@@ -330,7 +328,7 @@ TEST(Shrink, WhoComesTooLateGoesOnOnceTheOthersHaveDied) {
   EXPECT_EQ(slots_of(late[1]), (std::vector{1, 2}));
 }
 
-TEST(Shrink, AReplacementSaysThatTheOthersHaveDied) {
+TEST_IN_VIRTUAL_TIME(Shrink, AReplacementSaysThatTheOthersHaveDied) {
   MemoryStore store;
   remember(store, 1);
   ASSERT_TRUE(join(store, shrinking(0, 3, 1)).ok());
@@ -341,7 +339,7 @@ TEST(Shrink, AReplacementSaysThatTheOthersHaveDied) {
   EXPECT_TRUE(found[0].joining);
 }
 
-TEST(Shrink, WhoWasToLeadAndDiedHoldsNobodyUp) {
+TEST_IN_VIRTUAL_TIME(Shrink, WhoWasToLeadAndDiedHoldsNobodyUp) {
   MemoryStore store;
   remember(store, 1);
   auto dying = shrinking(0, 3, 1);
@@ -397,7 +395,7 @@ class Crowd {
 
   /// Waits for the others while the membership is valid, as Client::connect does.
   bool connects(MemoryStore::View& store, const Options& options, const Membership& membership) {
-    for (;; std::this_thread::sleep_for(milliseconds(2))) {
+    for (;; pause_for(milliseconds(2))) {
       const bool goes_on = stands(store, options.job, membership) && store.alive();
       const std::lock_guard lock(mutex_);
       auto& connected = connected_[membership.roster];
@@ -419,7 +417,7 @@ class Crowd {
   std::map<std::string, std::set<int>> connected_;  // ranks, by roster
 };
 
-TEST(Crowd, MeetsWhoeverDiesOnTheWay) {
+TEST_IN_VIRTUAL_TIME(Crowd, MeetsWhoeverDiesOnTheWay) {
   for (std::uint64_t seed = 1; seed <= 30; ++seed) {
     Crowd crowd(2 + static_cast<int>(seed % 4), kRejoin, seed, 20);
     const auto begun = Clock::now();

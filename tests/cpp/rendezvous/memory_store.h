@@ -2,13 +2,13 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <utility>
 
+#include "base/thread.h"
 #include "poseidon/store.h"
 
 namespace poseidon::testing {
@@ -69,7 +69,7 @@ class MemoryStore {
 
  private:
   std::mutex mutex_;
-  std::condition_variable changed_;
+  Condition changed_;
   std::map<std::string, std::string> values_;
   bool away_ = false;
 };

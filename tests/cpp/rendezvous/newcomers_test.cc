@@ -5,15 +5,14 @@
 
 #include <chrono>
 #include <functional>
-#include <future>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/clock.h"
 #include "cpp/rendezvous/memory_store.h"
 #include "cpp/rendezvous/ports.h"
 #include "rendezvous/members.h"
+#include "simulation/virtual_time.h"
 
 namespace poseidon {
 namespace {
@@ -43,8 +42,8 @@ Result<Membership> join(MemoryStore& store, const Who& who, OnFailure on_failure
   return meet(*store.open(), options, Member(), keep_waiting);
 }
 
-std::future<Result<Membership>> begin_to_join(MemoryStore& store, const Who& who, OnFailure on_failure) {
-  return std::async(std::launch::async, [&store, who, on_failure] { return join(store, who, on_failure); });
+testing::Beside<Result<Membership>> begin_to_join(MemoryStore& store, const Who& who, OnFailure on_failure) {
+  return testing::run_beside([&store, who, on_failure] { return join(store, who, on_failure); });
 }
 
 void begin(MemoryStore& store, const std::string& run, OnFailure on_failure) {
@@ -52,11 +51,10 @@ void begin(MemoryStore& store, const std::string& run, OnFailure on_failure) {
 }
 
 /// What the members of generation 1 do between their steps, until nobody waits any more.
-void train_until(MemoryStore& store, const std::vector<std::future<Result<Membership>>*>& over) {
+void train_until(MemoryStore& store, const std::vector<testing::Beside<Result<Membership>>*>& over) {
   const auto view = store.open();
   for (auto* one : over)
-    while (one->wait_for(milliseconds(20)) != std::future_status::ready)
-      ASSERT_EQ(generation_wanted(*view, "default"), 1u);
+    while (!one->is_done_after(milliseconds(20))) ASSERT_EQ(generation_wanted(*view, "default"), 1u);
 }
 
 bool contains(const Status& status, const std::string& text) {
@@ -66,7 +64,7 @@ bool contains(const Status& status, const std::string& text) {
 constexpr auto kRejoin = OnFailure::rejoin;
 constexpr auto kShrink = OnFailure::shrink;
 
-TEST(Newcomers, OfAnotherRunAreRefusedAtOnceAndTheMembersLearnOfIt) {
+TEST_IN_VIRTUAL_TIME(Newcomers, OfAnotherRunAreRefusedAtOnceAndTheMembersLearnOfIt) {
   for (const OnFailure on_failure : {OnFailure::abort, kRejoin, kShrink}) {
     MemoryStore store;
     begin(store, "the first", kRejoin);
@@ -84,16 +82,16 @@ TEST(Newcomers, OfAnotherRunAreRefusedAtOnceAndTheMembersLearnOfIt) {
   }
 }
 
-TEST(Newcomers, OfTheSameRunNeedNobodysLeave) {
+TEST_IN_VIRTUAL_TIME(Newcomers, OfTheSameRunNeedNobodysLeave) {
   MemoryStore store;
   begin(store, "the run", kRejoin);
   auto replacement = begin_to_join(store, {1, 0, "the run"}, kRejoin);
-  while (generation_wanted(*store.open(), "default") < 2) std::this_thread::sleep_for(milliseconds(2));
+  while (generation_wanted(*store.open(), "default") < 2) pause_for(milliseconds(2));
   EXPECT_TRUE(join(store, {0, 1, "the run"}, kRejoin).ok());
   EXPECT_TRUE(replacement.get().value().joining);
 }
 
-TEST(Newcomers, OfNoRunAreRefusedWhileAllMembersLive) {
+TEST_IN_VIRTUAL_TIME(Newcomers, OfNoRunAreRefusedWhileAllMembersLive) {
   for (const OnFailure on_failure : {kRejoin, kShrink}) {
     MemoryStore store;
     begin(store, "", on_failure);
@@ -110,12 +108,12 @@ TEST(Newcomers, OfNoRunAreRefusedWhileAllMembersLive) {
   }
 }
 
-TEST(Newcomers, OfNoRunGetInWhenTheSurvivorsFormTheirNextGeneration) {
+TEST_IN_VIRTUAL_TIME(Newcomers, OfNoRunGetInWhenTheSurvivorsFormTheirNextGeneration) {
   for (const std::string run : {"", "the run"}) {  // the survivors', of which their replacement does not know
     MemoryStore store;
     begin(store, run, kRejoin);
     auto replacement = begin_to_join(store, {1}, kRejoin);
-    std::this_thread::sleep_for(milliseconds(100));
+    pause_for(milliseconds(100));
     EXPECT_EQ(generation_wanted(*store.open(), "default"), 1u);
     const auto survivor = join(store, {0, 1, run}, kRejoin);
     ASSERT_TRUE(survivor.ok()) << survivor.status().message();
@@ -125,13 +123,13 @@ TEST(Newcomers, OfNoRunGetInWhenTheSurvivorsFormTheirNextGeneration) {
 }
 
 // Ranks 0 and 1 form the generation after the loss of rank 2. Then rank 0, which is to write the roster, is lost, too.
-TEST(Newcomers, OfNoRunReplaceAProcessThatEndedWhileAGenerationWasBeingFormed) {
+TEST_IN_VIRTUAL_TIME(Newcomers, OfNoRunReplaceAProcessThatEndedWhileAGenerationWasBeingFormed) {
   MemoryStore store;
   run_ranks(3, [&](int slot) { ASSERT_TRUE(join(store, {slot}, kRejoin, 3).ok()); });
-  auto survivor = std::async(std::launch::async, [&] { return join(store, {1, 1}, kRejoin, 3); });
+  auto survivor = testing::run_beside([&] { return join(store, {1, 1}, kRejoin, 3); });
   int looks = 0;
   EXPECT_FALSE(join(store, {0, 1}, kRejoin, 3, [&looks] { return ++looks < 20; }).ok());
-  auto replacement = std::async(std::launch::async, [&] { return join(store, {2}, kRejoin, 3); });
+  auto replacement = testing::run_beside([&] { return join(store, {2}, kRejoin, 3); });
   const auto joined = join(store, {0}, kRejoin, 3);
   ASSERT_TRUE(joined.ok()) << joined.status().message();
   EXPECT_EQ(joined.value().generation, 3u);
@@ -140,7 +138,7 @@ TEST(Newcomers, OfNoRunReplaceAProcessThatEndedWhileAGenerationWasBeingFormed) {
 }
 
 // Both have met, and rank 1 is lost before anybody has a connection to it.
-TEST(Newcomers, OfNoRunReplaceAMemberThatEndedBeforeItConnected) {
+TEST_IN_VIRTUAL_TIME(Newcomers, OfNoRunReplaceAMemberThatEndedBeforeItConnected) {
   MemoryStore store;
   begin(store, "", kRejoin);
   auto lost = begin_to_join(store, {1, 1}, kRejoin);
@@ -150,13 +148,13 @@ TEST(Newcomers, OfNoRunReplaceAMemberThatEndedBeforeItConnected) {
   const auto view = store.open();
   while (stands(*view, "default", membership.value())) {
     admit_newcomers(*view, "default", 2, 0);
-    std::this_thread::sleep_for(milliseconds(20));
+    pause_for(milliseconds(20));
   }
   EXPECT_EQ(join(store, {0, 2}, kRejoin).value().generation, 3u);
   EXPECT_TRUE(replacement.get().value().joining);
 }
 
-TEST(Newcomers, OfNoRunAreRefusedByTheProcessThatWaitsInTheirSlot) {
+TEST_IN_VIRTUAL_TIME(Newcomers, OfNoRunAreRefusedByTheProcessThatWaitsInTheirSlot) {
   MemoryStore store;
   begin(store, "", kRejoin);
   auto survivor = begin_to_join(store, {0, 1}, kRejoin);
@@ -167,18 +165,18 @@ TEST(Newcomers, OfNoRunAreRefusedByTheProcessThatWaitsInTheirSlot) {
   EXPECT_EQ(survivor.get().value().generation, 2u);
 }
 
-TEST(Newcomers, OfNoRunGetASlotThatNobodyHas) {
+TEST_IN_VIRTUAL_TIME(Newcomers, OfNoRunGetASlotThatNobodyHas) {
   MemoryStore store;
   begin(store, "", kShrink);
   ASSERT_TRUE(join(store, {0, 1}, kShrink).ok());
   auto late = begin_to_join(store, {1}, kShrink);
   const auto view = store.open();
-  while (generation_wanted(*view, "default") == 2) std::this_thread::sleep_for(milliseconds(20));
+  while (generation_wanted(*view, "default") == 2) pause_for(milliseconds(20));
   EXPECT_TRUE(join(store, {0, 2}, kShrink).ok());
   EXPECT_TRUE(late.get().value().joining);
 }
 
-TEST(Newcomers, AFullSetIsRefusedAlthoughASlotIsFree) {
+TEST_IN_VIRTUAL_TIME(Newcomers, AFullSetIsRefusedAlthoughASlotIsFree) {
   MemoryStore store;
   begin(store, "", kShrink);
   ASSERT_TRUE(join(store, {0, 1}, kShrink).ok());
@@ -186,13 +184,12 @@ TEST(Newcomers, AFullSetIsRefusedAlthoughASlotIsFree) {
   auto second = begin_to_join(store, {1}, kShrink);
   const auto view = store.open();
   for (auto* one : {&first, &second}) {
-    while (one->wait_for(milliseconds(20)) != std::future_status::ready)
-      ASSERT_EQ(generation_wanted(*view, "default"), 2u);
+    while (!one->is_done_after(milliseconds(20))) ASSERT_EQ(generation_wanted(*view, "default"), 2u);
     EXPECT_EQ(one->get().status().code(), ErrorCode::refused);
   }
 }
 
-TEST(Newcomers, WhomNobodyAnswersAreTold) {
+TEST_IN_VIRTUAL_TIME(Newcomers, WhomNobodyAnswersAreTold) {
   MemoryStore store;
   begin(store, "", kRejoin);
   const auto joined = join(store, {1}, kRejoin);

@@ -10,10 +10,11 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
-#include <thread>
+#include <string>
 #include <vector>
 
 #include "base/file_descriptor.h"
+#include "base/thread.h"
 #include "poseidon/options.h"
 
 namespace poseidon::testing {
@@ -61,8 +62,9 @@ inline bool always() { return true; }
 /// Runs `body(rank)` on one thread for each rank and joins the threads.
 template <typename F>
 void run_ranks(int world_size, F&& body) {
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world_size; ++rank) threads.emplace_back([&body, rank] { body(rank); });
+  std::vector<Thread> threads;
+  for (int rank = 0; rank < world_size; ++rank)
+    threads.emplace_back("rank " + std::to_string(rank), [&body, rank] { body(rank); });
   for (auto& thread : threads) thread.join();
 }
 

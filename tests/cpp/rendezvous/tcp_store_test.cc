@@ -105,7 +105,7 @@ TEST(TcpStore, GetWaitsForTheKey) {
   const auto second = open(test_options(1, 2, port));
   ASSERT_TRUE(first && second);
   std::thread late([&] {
-    std::this_thread::sleep_for(milliseconds(100));
+    EXPECT_FALSE(first->get("what nobody sets", milliseconds(100)).ok());  // takes that long
     EXPECT_TRUE(first->set("late", "here").ok());
   });
   const auto value = second->get("late", milliseconds(5000));
@@ -224,7 +224,7 @@ TEST(TcpStore, ReconnectsToAReplacementOfItsServer) {
   EXPECT_EQ(second->get("key", milliseconds(0)).status().code(), ErrorCode::unreachable);
   EXPECT_LT(Clock::now() - begun, milliseconds(1000)) << "a quick look";
   std::thread replacement([&] {
-    std::this_thread::sleep_for(milliseconds(300));
+    std::this_thread::sleep_for(milliseconds(300));  // nobody serves meanwhile
     first = open(rejoining(0, port));
   });
   EXPECT_TRUE(second->set("other", "new").ok());

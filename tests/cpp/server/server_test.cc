@@ -13,6 +13,7 @@
 #include "conformance/handshakes.h"
 #include "cpp/rendezvous/ports.h"
 #include "cpp/server/server_fixture.h"
+#include "simulation/virtual_time.h"
 #include "transport/inproc/inproc_transport.h"
 #include "transport/tcp/tcp_transport.h"
 #include "wire/messages/ending.h"
@@ -170,17 +171,15 @@ TEST_F(ServerTest, AJobStartsAnewWhenItsWorkersHaveGone) {
     push(*worker, push_of(0, 2), {1, 2});
   }
   // The same job with another number of workers is possible only when the server has dropped the former one.
-  for (int attempt = 0;; ++attempt) {
+  const auto enters = [this] {
     const auto worker = connect();
     say_hello(*worker, {0, 1, "a"});
-    if (message(*worker, 1).header.kind == wire::Kind::hello) {
-      push(*worker, push_of(0, 1, 4), {3});
-      EXPECT_EQ(floats_of(message(*worker, 2)), (Floats{3}));
-      return;
-    }
-    ASSERT_LT(attempt, 100);
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
+    if (message(*worker, 1).header.kind != wire::Kind::hello) return false;
+    push(*worker, push_of(0, 1, 4), {3});
+    EXPECT_EQ(floats_of(message(*worker, 2)), (Floats{3}));
+    return true;
+  };
+  EXPECT_TRUE(testing::eventually(enters));
 }
 
 TEST_F(ServerTest, RefusesAWrongHelloWithTheReason) {
@@ -401,7 +400,7 @@ TEST(EmbeddedServer, SendsTheLastResultToASlowWorkerBeforeItShutsDown) {
   Bytes answer(wire::kHeaderBytes + hello.payload().size() + wire::kHeaderBytes);
   ASSERT_TRUE(read_all(worker.get(), answer));  // the hello and the result's header
   std::thread stop([&server] { server.shutdown(std::chrono::seconds(20)); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(2500));
+  std::this_thread::sleep_for(std::chrono::milliseconds(2500));  // longer than a linger: the kernel sends meanwhile
   Bytes result(gradient.size());
   EXPECT_TRUE(read_all(worker.get(), result));
   EXPECT_EQ(result, gradient);

@@ -7,6 +7,7 @@
 
 #include "base/file_descriptor.h"
 #include "cpp/transport/own_sockets.h"
+#include "simulation/virtual_time.h"
 
 namespace poseidon::testing {
 namespace {
@@ -41,10 +42,11 @@ Ends connected_ends() {
 Finding look_for(AcknowledgementWatch& watch, int socket, milliseconds time) {
   const auto latest = Clock::now() + time;
   Finding finding = watch.look(socket);
-  while (finding == Finding::waiting && Clock::now() < latest) {
-    std::this_thread::sleep_for(watch.interval());
+  const auto is_over = [&] {
     finding = watch.look(socket);
-  }
+    return finding != Finding::waiting || Clock::now() >= latest;
+  };
+  EXPECT_TRUE(testing::eventually(is_over, std::chrono::ceil<milliseconds>(watch.interval())));
   return finding;
 }
 

@@ -73,7 +73,7 @@ class HostQueueTest : public ConnectedSocket {
   static constexpr std::size_t kUnlimited = ~std::size_t{0};
   // More than all other tests of this process send.
   static constexpr std::size_t kPlenty = std::size_t{1} << 40;
-  static void pass_looks() { std::this_thread::sleep_for(milliseconds(5)); }
+  static void pass_looks() { std::this_thread::sleep_for(milliseconds(5)); }  // it looks at the kernel's queue
 };
 
 TEST_F(HostQueueTest, WhoYieldsHasALimitWhereOthersSendAGoodPart) {

@@ -7,6 +7,7 @@
 #include "conformance/handshakes.h"
 #include "conformance/transport_fixture.h"
 #include "cpp/transport/relay.h"
+#include "simulation/virtual_time.h"
 #include "transport/tcp/tcp_transport.h"
 
 namespace poseidon::testing {
@@ -61,7 +62,7 @@ class Tls : public ::testing::Test {
     auto flow = connect(*transport_);
     ASSERT_TRUE(flow.ok()) << flow.status().message();
     client_ = std::make_unique<End>(loop_, std::move(flow.value()));
-    for (int i = 0; i < 1000 && accepted_count_ == 0; ++i) std::this_thread::sleep_for(milliseconds(5));
+    EXPECT_TRUE(testing::eventually([this] { return accepted_count_ > 0; }));
     ASSERT_EQ(accepted_count_, 1);
     std::shared_ptr<Flow> accepted;
     loop_.call([&] { accepted = std::exchange(accepted_.front(), nullptr); });
@@ -142,19 +143,21 @@ TEST_F(Tls, AChangedByteEndsTheConnectionAndReachesNobody) {
 }
 
 TEST_F(Tls, WhatIsRepeatedEndsTheConnection) {
-  meddle([](Way way, std::size_t passed_bytes, Bytes& bytes) {
+  const auto sent_bytes = std::make_shared<std::atomic<std::size_t>>(0);  // the relay ends after the test
+  meddle([sent_bytes](Way way, std::size_t passed_bytes, Bytes& bytes) {
     if (way == Way::there && passed_bytes > kAfterHandshakes) {
       const Bytes once = bytes;
       bytes.insert(bytes.end(), once.begin(), once.end());
     }
+    if (way == Way::there) *sent_bytes += bytes.size();
     return Verdict::pass;
   });
   ASSERT_NO_FATAL_FAILURE(connect_both());
   const Bytes payload = pattern(3000, 1);
-  for (std::uint32_t i = 0; i < 2; ++i) {
-    client_->send(push_header(i), payload);
-    std::this_thread::sleep_for(milliseconds(20));  // each in a piece of its own
-  }
+  const std::size_t before = *sent_bytes;
+  client_->send(push_header(0), payload);
+  EXPECT_TRUE(eventually([&] { return *sent_bytes >= before + payload.size(); }));
+  client_->send(push_header(1), payload);  // in a piece of its own
   const Status status = server_->recorder.wait_closed();
   EXPECT_EQ(status.code(), ErrorCode::peer_lost);
   EXPECT_NE(status.message().find("TLS"), std::string::npos) << status.message();
@@ -283,8 +286,8 @@ TEST_F(Tls, WaitsForALateReceiver) {
   client_ = std::make_unique<End>(loop_, std::move(flow.value()));
   client_->receive();
   for (std::uint32_t i = 0; i < 3; ++i) client_->send(push_header(i), payload);
-  for (int i = 0; i < 1000 && accepted_count_ == 0; ++i) std::this_thread::sleep_for(milliseconds(5));
-  std::this_thread::sleep_for(milliseconds(30));  // all of it is there
+  EXPECT_TRUE(testing::eventually([this] { return accepted_count_ > 0; }));
+  EXPECT_TRUE(client_->sends.wait_all());  // all of it is there
   std::shared_ptr<Flow> accepted;
   loop_.call([&] { accepted = std::exchange(accepted_.front(), nullptr); });
   server_ = std::make_unique<End>(loop_, std::move(accepted));

@@ -10,6 +10,7 @@
 #include "base/file_descriptor.h"
 #include "conformance/handshakes.h"
 #include "conformance/transport_fixture.h"
+#include "simulation/virtual_time.h"
 #include "transport/entrance.h"
 #include "transport/shm/local_socket.h"
 #include "transport/shm/shm_transport.h"
@@ -112,7 +113,7 @@ TEST_P(Secrets, TellTheFlowsOfTwoTenantsApart) {
     loop_.call([&] { count = accepted.size(); });
     return count == connected.size();
   };
-  for (int i = 0; i < 1000 && !all_in(); ++i) std::this_thread::sleep_for(milliseconds(5));
+  EXPECT_TRUE(testing::eventually(all_in));
   loop_.call([&] { EXPECT_EQ(accepted, connected); });
 }
 
@@ -311,7 +312,7 @@ TEST_F(TcpDoor, AFloodDisturbsNeitherAFlowNorWhoComesThen) {
   ASSERT_TRUE(outcome.flow.ok()) << outcome.flow.status().message();
   End sender(loop_, std::move(outcome.flow.value()));
   sender.receive();
-  for (int i = 0; i < 1000 && accepted_ == 0; ++i) std::this_thread::sleep_for(milliseconds(5));
+  EXPECT_TRUE(testing::eventually([this] { return accepted_ > 0; }));
   std::shared_ptr<Flow> accepted;
   loop_.call([&] { accepted = std::exchange(last_, nullptr); });
   End receiver(loop_, std::move(accepted));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cpp/server/server_fixture.h"
+#include "simulation/virtual_time.h"
 #include "transport/tcp/tcp_transport.h"
 #include "wire/messages/ending.h"
 
@@ -61,10 +62,7 @@ class OperatorTest : public ::testing::TestWithParam<Assignment>, protected test
   /// Waits until the server says so.
   template <typename Condition>
   static void wait_until(const Condition& condition) {
-    for (const auto latest = Clock::now() + std::chrono::seconds(10); !condition();) {
-      ASSERT_LT(Clock::now(), latest);
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
+    ASSERT_TRUE(testing::eventually(condition));
   }
   void wait_for_jobs(std::size_t count) {
     wait_until([&] { return server->report().jobs.size() == count; });
@@ -109,8 +107,7 @@ TEST_P(OperatorTest, AReportAddsUpTheCores) {
   EXPECT_GE(report.bytes_received, job.bytes_received + report.jobs[1].bytes_received);
   EXPECT_GE(report.memory_bytes, job.memory_bytes);
 
-  std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  EXPECT_GT(server->report().jobs[0].silent_s, 0.29);
+  wait_until([&] { return server->report().jobs[0].silent_s > 0.29; });
 }
 
 TEST_P(OperatorTest, BytesOfConnectionsThatHaveClosedStayInTheReport) {
