@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from multiprocessing.util import Finalize
 from typing import Any
 
 from poseidon import _core
@@ -21,6 +22,19 @@ WireChoice = str | Mapping[str, str]
 
 LossyChoice = str | Mapping[str, str]
 """What `auto` may choose beside the exact schemes: for all layers, or by patterns of names."""
+
+
+_LAYERS: weakref.WeakSet[SyncedLayer] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """At the end of the process. Autograd's graph may hold layers where the garbage collector does not see them."""
+    for layer in list(_LAYERS):
+        for name in ("asked", "terms", "rules"):  # the core's objects, which would count as leaked
+            vars(layer).pop(name, None)
+
+
+Finalize(None, _let_go, exitpriority=1)  # after the job's end, which has a higher one
 
 
 def _nobody() -> None:
@@ -56,6 +70,7 @@ class SyncedLayer:
         self._absences = 0  # exchanges in which none had
         self._returns = 0  # exchanges with a gradient after one of these
         self._factor_sums: dict[int, int] = {}  # K summed over the workers, by the attempts of the last exchanges
+        _LAYERS.add(self)
 
     def _ask(self) -> None:
         """Asks what it may do."""

@@ -295,8 +295,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         """
         if not enable or self.synchronizer is None:
             return nullcontext()
-        if self.process_group is not None:
-            self._refuse_other_join()
+        if self.process_group is not None:  # torch's class does not say when a join ends by an error
             context: Any = Join(
                 [self],
                 enable,
