@@ -39,7 +39,12 @@ def refused() -> None:
     check(lambda: momentum(params), "update is 'workers': pass 'worker'", update="workers")
     check(lambda: momentum(params), "max_norm is 0.0", max_norm=0.0)
     check(lambda: momentum(params), "clip is 'global': known are gathered and previous", max_norm=1.0, clip="global")
-    check(lambda: momentum(params), "max_norm and update='server' exclude each other: .*use update='worker'", max_norm=1.0, update="server")
+    check(
+        lambda: momentum(params),
+        "max_norm and update='server' exclude each other: .*use update='worker'",
+        max_norm=1.0,
+        update="server",
+    )
     patched = momentum(params)
     patched.step = lambda: None  # type: ignore[method-assign,assignment]
     check(lambda: patched, "has a step\\(\\) of its own, .*: leave per_parameter out", per_parameter=True)
