@@ -14,6 +14,7 @@ from structure.circles import check_circles
 from structure.contracts import check_cpp_contracts, check_python_contracts
 from structure.dead import check_dead_headers, check_dead_modules
 from structure.edges import PACKAGE, cpp_edges, python_edges
+from structure.report import report
 from structure.rooms import CPP_DOORS, PYTHON_DOORS, check_doors, check_rooms_are_listed
 from structure.seam import check_seam
 from structure.text import check_environment, check_length, check_markdown
@@ -40,11 +41,7 @@ def violations(tree: Tree) -> Iterator[str]:
 
 def main() -> int:
     """Prints all violations; the exit status says whether there are any."""
-    found = list(violations(Tree(Path(__file__).resolve().parent.parent)))
-    for violation in found:
-        print(violation)
-    print(f"structure: {len(found)} violations")
-    return 1 if found else 0
+    return report("structure", list(violations(Tree(Path(__file__).resolve().parent.parent))), "violations")
 
 
 if __name__ == "__main__":

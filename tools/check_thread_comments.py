@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from structure.report import report
 from structure.tree import Tree
 
 HEADERS = ("src", "include")
@@ -145,11 +146,9 @@ def _comments(text: str) -> Iterator[tuple[int, int, str]]:
 
 def main() -> int:
     """Prints all sentences without a check; the exit status says whether there are any."""
-    found = list(violations(Tree(Path(__file__).resolve().parent.parent)))
-    for violation in found:
-        print(violation)
-    print(f"threads: {len(found)} sentences without a check")
-    return 1 if found else 0
+    return report(
+        "threads", list(violations(Tree(Path(__file__).resolve().parent.parent))), "sentences without a check"
+    )
 
 
 if __name__ == "__main__":

@@ -50,7 +50,6 @@ struct LocalChunk {
 struct PeerInbox {
   wire::Kind kind = wire::Kind::none;  // of the parts' messages, once one has come
   std::vector<Part> parts;             // by rank; empty if none has come
-  std::size_t accepted_count = 0;
   std::size_t arrived_count = 0;
   std::uint64_t passed_on_bytes = 0;  // over a network
 };

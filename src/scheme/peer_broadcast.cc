@@ -139,7 +139,6 @@ Result<std::span<std::byte>> PeerBroadcast::make_room(PeerInbox& inbox, const Ex
                                           std::to_string(header.payload_bytes) +
                                           " bytes; take smaller batches, or scheme=\"ps\" for this layer");
   part.accepted = true;
-  ++inbox.accepted_count;
   return part.buffer.span();
 }
 
