@@ -34,7 +34,7 @@ from poseidon.bench.training.results import TrainConfig, TrainResult
 from poseidon.bench.training.run import run_training
 from poseidon.planner import ClusterSpec, Planner, Prediction
 from poseidon.planner.ddp import ddp_step_s
-from poseidon.testbed import parse_rate
+from poseidon.rates import parse_rate
 from poseidon.testbed.shaping import ETHERNET_HEADER_BYTES
 
 MODELS = ("VGG19", "AlexNet", "GoogLeNet", "ResNet-50", "BERT-base", "ViT-B/16", "GPT-2")

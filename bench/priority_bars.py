@@ -23,7 +23,7 @@ from poseidon.bench.training.results import TrainConfig, TrainResult
 from poseidon.bench.training.run import run_training
 from poseidon.cli.network import Switches, network_arguments
 from poseidon.models import model_table
-from poseidon.testbed import format_rate
+from poseidon.rates import format_rate
 
 HOSTS, SCALE, STRETCH, CLASSES = 8, 4, 4, 2
 OF_THE_BOUND = 0.97

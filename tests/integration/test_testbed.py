@@ -19,7 +19,7 @@ from poseidon.bench.exchange.results import ExchangeConfig, ExchangeResult
 from poseidon.bench.exchange.run import run_exchange
 from poseidon.errors import InvalidArgument
 from poseidon.launch import launch, run_workers
-from poseidon.testbed import Testbed, TestbedError, missing_requirements, network, records, remove, state
+from poseidon.testbed import Layout, Testbed, TestbedError, missing_requirements, network, records, remove, state
 
 missing = missing_requirements()
 pytestmark = pytest.mark.skipif(bool(missing), reason="shaped links need " + " and ".join(missing))
@@ -208,9 +208,9 @@ def test_what_a_killed_owner_left_is_removed_by_the_next_up() -> None:
 def test_a_reused_pid_does_not_keep_a_testbed() -> None:
     start = state.start_of(os.getpid())
     assert start is not None
-    assert not state.Record(0, 1, "1gbit", 1500, os.getpid(), start).is_stale()
-    assert state.Record(0, 1, "1gbit", 1500, os.getpid(), start + 1).is_stale()
-    assert not state.Record(0, 1, "1gbit", 1500).is_stale()
+    assert not state.Record(0, Layout(1, 10**9), os.getpid(), start).is_stale()
+    assert state.Record(0, Layout(1, 10**9), os.getpid(), start + 1).is_stale()
+    assert not state.Record(0, Layout(1, 10**9)).is_stale()
 
 
 def test_commands_up_status_down() -> None:

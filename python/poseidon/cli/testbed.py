@@ -19,6 +19,7 @@ from poseidon.cli.network import (
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
 from poseidon.dscp import MOST_CLASSES, default_dscp
 from poseidon.errors import InvalidArgument
+from poseidon.rates import format_rate
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -80,7 +81,7 @@ def up(
 def _description(layout: testbed.Layout, hosts: list[testbed.Host]) -> dict[str, object]:
     """The network and its hosts, for machines."""
     return {
-        "link": testbed.format_rate(layout.bits_per_second),
+        "link": format_rate(layout.bits_per_second),
         "mtu": layout.mtu,
         "ports": layout.port_count,
         "priorities": layout.priorities,
@@ -163,21 +164,21 @@ def status(json: JsonFlag = False) -> None:
 
 
 def _status(record: testbed.Record) -> dict[str, object]:
-    hosts = testbed.make_hosts(record.id, record.layout())
+    hosts = testbed.make_hosts(record.id, record.layout)
     return {
         "id": record.id,
-        "host_count": record.host_count,
+        "host_count": record.layout.host_count,
         "addresses": _addresses(hosts),
         "owner": _owner(record),
-        **_description(record.layout(), hosts),
+        **_description(record.layout, hosts),
     }
 
 
 def _status_row(record: testbed.Record) -> list[object]:
-    layout = record.layout()
+    layout = record.layout
     addresses = _addresses(testbed.make_hosts(record.id, layout))
-    network = [record.port_count, record.link, _priorities(layout), _racks(layout)]
-    return [record.id, record.host_count, *network, addresses, _owner(record)]
+    network = [layout.port_count, format_rate(layout.bits_per_second), _priorities(layout), _racks(layout)]
+    return [record.id, layout.host_count, *network, addresses, _owner(record)]
 
 
 def _addresses(hosts: list[testbed.Host]) -> str:

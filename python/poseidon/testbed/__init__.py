@@ -1,6 +1,5 @@
 """Puts N hosts on one machine: network namespaces behind switches, with ports of limited rate and with priorities."""
 
-from poseidon.rates import format_rate, parse_rate
 from poseidon.testbed.layout import CONGESTION_CONTROLS, MOST_PORTS, Layout
 from poseidon.testbed.network import HOST_DEVICE, Host, TestbedError, make_hosts, missing_requirements
 from poseidon.testbed.state import Record
@@ -15,10 +14,8 @@ __all__ = [
     "Record",
     "Testbed",
     "TestbedError",
-    "format_rate",
     "make_hosts",
     "missing_requirements",
-    "parse_rate",
     "records",
     "remove",
     "remove_all",

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from poseidon.rates import parse_rate
+from poseidon.rates import format_rate, parse_rate
 from poseidon.testbed import network
 from poseidon.testbed.layout import Layout
 
@@ -20,41 +21,26 @@ _ID_COUNT = 255  # ids are the third byte of the addresses
 
 @dataclass(frozen=True)
 class Record:
-    """A testbed as its file describes it. `owner_pid` is 0 for one that outlives the command that made it.
-
-    `port_count` is that of each host.
-    """
+    """A testbed as its file describes it. `owner_pid` is 0 for one that outlives the command that made it."""
 
     id: int
-    host_count: int
-    link: str
-    mtu: int
+    layout: Layout
     owner_pid: int = 0
     owner_start: int = 0  # in clock ticks since boot; tells a reused pid from the owner's
-    port_count: int = 1
-    priorities: int = 1
-    honour_dscp: bool = False
-    racks: int = 1
-    oversubscription: float = 1.0
-    congestion: str = "reno"
-    queue_ms: float | None = None
-    fifo_hosts: bool = False
 
-    def layout(self) -> Layout:
-        """The layout with which it was made."""
-        return Layout(
-            self.host_count,
-            parse_rate(self.link),
-            self.mtu,
-            self.port_count,
-            self.priorities,
-            self.honour_dscp,
-            self.racks,
-            self.oversubscription,
-            self.congestion,
-            self.queue_ms,
-            self.fifo_hosts,
-        )
+    @classmethod
+    def of_file(cls, text: str) -> Record:
+        """The record that a file has. Raises ValueError, TypeError or KeyError if it is none."""
+        content: dict[str, Any] = json.loads(text)
+        own = {name: content.pop(name) for name in ("id", "owner_pid", "owner_start")}
+        return cls(layout=Layout(bits_per_second=parse_rate(content.pop("link")), **content), **own)
+
+    def file_text(self) -> str:
+        """The text of its file: the layout's fields stand beside its own, and the rate as users write it."""
+        layout = asdict(self.layout)
+        link = format_rate(layout.pop("bits_per_second"))
+        own = {"id": self.id, "owner_pid": self.owner_pid, "owner_start": self.owner_start}
+        return json.dumps({**own, "link": link, **layout})
 
     def is_stale(self) -> bool:
         """Whether the owner ended without removing the testbed."""
@@ -93,8 +79,8 @@ def records() -> list[Record]:
     found = []
     for path in folder().glob("*.json"):
         try:
-            found.append(Record(**json.loads(path.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError):
+            found.append(Record.of_file(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue
     return sorted(found, key=lambda record: record.id)
 
@@ -102,7 +88,7 @@ def records() -> list[Record]:
 def write(record: Record) -> None:
     """Stores a record; the lock must be held."""
     path = _path(record.id)
-    path.with_suffix(".new").write_text(json.dumps(asdict(record)), encoding="utf-8")
+    path.with_suffix(".new").write_text(record.file_text(), encoding="utf-8")
     path.with_suffix(".new").replace(path)
 
 

@@ -52,31 +52,15 @@ class Testbed:
         host_count: int,
         link: str = "1gbit",
         *,
-        mtu: int = 1500,
         persistent: bool = False,
         ports: int = 1,
-        priorities: int = 1,
-        honour_dscp: bool = False,
-        racks: int = 1,
-        oversubscription: float = 1.0,
-        congestion: str = "reno",
-        queue_ms: float | None = None,
-        fifo_hosts: bool = False,
+        **network: Any,
     ) -> None:
-        """Raises InvalidArgument for an impossible count, rate (such as "31.25mbit"), mtu (bytes), ratio or queue."""
-        self._layout = Layout(
-            host_count,
-            parse_rate(link),
-            mtu,
-            ports,
-            priorities,
-            honour_dscp,
-            racks,
-            oversubscription,
-            congestion,
-            queue_ms,
-            fifo_hosts,
-        )
+        """`network` has more fields of `Layout`: `mtu` (bytes) and those above.
+
+        Raises InvalidArgument for an impossible count, rate (such as "31.25mbit"), mtu, ratio or queue.
+        """
+        self._layout = Layout(host_count, parse_rate(link), port_count=ports, **network)
         self._persistent = persistent
         self._id: int | None = None
         self._hosts: list[Host] = []
@@ -145,23 +129,9 @@ class Testbed:
         self.down()
 
     def _record(self, testbed_id: int) -> state.Record:
-        layout = self._layout
-        return state.Record(
-            id=testbed_id,
-            host_count=layout.host_count,
-            link=self.link,
-            mtu=layout.mtu,
-            owner_pid=0 if self._persistent else os.getpid(),
-            owner_start=0 if self._persistent else state.start_of(os.getpid()) or 0,
-            port_count=layout.port_count,
-            priorities=layout.priorities,
-            honour_dscp=layout.honour_dscp,
-            racks=layout.racks,
-            oversubscription=layout.oversubscription,
-            congestion=layout.congestion,
-            queue_ms=layout.queue_ms,
-            fifo_hosts=layout.fifo_hosts,
-        )
+        if self._persistent:
+            return state.Record(testbed_id, self._layout)
+        return state.Record(testbed_id, self._layout, os.getpid(), state.start_of(os.getpid()) or 0)
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` in a host. It becomes `argv`'s process and does not start a child."""

@@ -29,7 +29,8 @@ from poseidon.bench.progress import round_progress
 from poseidon.cli.network import RENO, CongestionOption, QueueOption
 from poseidon.cli.output import JsonFlag, check_writable, print_results, written
 from poseidon.models import MODELS
-from poseidon.testbed import MOST_PORTS, parse_rate
+from poseidon.rates import parse_rate
+from poseidon.testbed import MOST_PORTS
 
 _MIB = 2**20
 _LOOPBACK: list[str | None] = [None]

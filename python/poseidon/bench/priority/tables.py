@@ -13,7 +13,7 @@ from poseidon.bench.training.results import MethodResult, TrainConfig, TrainResu
 from poseidon.bench.training.run import run_training
 from poseidon.errors import InvalidArgument
 from poseidon.models import model_table
-from poseidon.testbed import format_rate
+from poseidon.rates import format_rate
 
 DEVICE = "k40"
 PAPER_HOSTS = 8

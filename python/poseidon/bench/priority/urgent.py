@@ -19,7 +19,8 @@ from poseidon.bench.hosts.fleet import Fleet, Place, places_of, start_fleet
 from poseidon.bench.hosts.measures import FLOAT_BYTES
 from poseidon.bench.hosts.server import ServerHost, settings_on
 from poseidon.errors import InvalidArgument, PoseidonError
-from poseidon.testbed import Testbed, parse_rate
+from poseidon.rates import parse_rate
+from poseidon.testbed import Testbed
 
 _SERVER_COUNT = 2
 _START_SECONDS = 120.0

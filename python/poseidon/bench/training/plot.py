@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from poseidon.bench.colours import COLOURS
 from poseidon.bench.training.results import TrainResult
-from poseidon.testbed import parse_rate
+from poseidon.rates import parse_rate
 
 _PANEL_WIDTH, _PANEL_HEIGHT, _MARGIN = 420, 260, 50
 
