@@ -15,7 +15,8 @@ from closed_forms import bytes_per_worker
 from poseidon.bench.training.bound import least_step_seconds
 from poseidon.errors import InvalidArgument
 from poseidon.models import LayerSpec, ModelTable, model_table, scaled
-from poseidon.planner import ClusterSpec, Exchange, Planner, Prediction, write_prediction
+from poseidon.planner import ClusterSpec, Exchange, Planner, Prediction
+from poseidon.planner.trace import write_prediction
 
 COMPUTE_S = 3.0  # forward 1, backward 2
 EXACT = Exchange(by_time=False)

@@ -16,7 +16,8 @@ pytest.importorskip("poseidon._core")
 
 from poseidon import _core
 from poseidon.errors import InvalidArgument
-from poseidon.planner import Pace, simulate_pace, time_lost
+from poseidon.planner import Pace, simulate_pace
+from poseidon.planner.pace import time_lost
 
 CLI = [sys.executable, "-m", "poseidon", "simulate", "ResNet-50", "--hosts", "4", "--link", "10gbit"]
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "stragglers.md"

@@ -18,7 +18,8 @@ import pytest
 from poseidon import report
 from poseidon.report import Epoch, LayerRow, RankRecord, Report, Span
 from poseidon.report.charts import bars_chart
-from poseidon.report.data import merge_layers, typical_step
+from poseidon.report.data import hidden_share, merge_layers, typical_step
+from poseidon.report.page import headlines, html
 from poseidon.report.svg import (
     CHARACTER_WIDTH,
     bytes_text,
@@ -29,6 +30,7 @@ from poseidon.report.svg import (
     shortened,
     ticks,
 )
+from poseidon.report.trace import trace_events
 
 MS = 1_000_000
 VOID = {"meta", "br", "link", "img", "input"}
@@ -96,7 +98,7 @@ def parsed(page: str) -> Checker:
 
 
 def test_page_shows_the_numbers() -> None:
-    text = " ".join(parsed(report.html(whole_report())).text)
+    text = " ".join(parsed(html(whole_report())).text)
     for shown in (
         "90.6 %",
         "1,333",
@@ -113,7 +115,7 @@ def test_page_shows_the_numbers() -> None:
 
 
 def test_page_is_well_formed_and_needs_nothing_else() -> None:
-    page = report.html(whole_report())
+    page = html(whole_report())
     checker = parsed(page)
     ElementTree.fromstring(page.removeprefix("<!DOCTYPE html>\n"))  # stricter than HTML: every tag is closed
     assert {tag for tag, _ in checker.elements}.isdisjoint({"script", "link", "img", "iframe", "object"})
@@ -127,7 +129,7 @@ def test_page_is_well_formed_and_needs_nothing_else() -> None:
 
 
 def test_every_style_class_is_styled() -> None:
-    page = report.html(whole_report())
+    page = html(whole_report())
     style = page[page.index("<style>") : page.index("</style>")]
     used = {name for _, attributes in parsed(page).elements for name in (attributes.get("class") or "").split()}
     assert used
@@ -136,7 +138,7 @@ def test_every_style_class_is_styled() -> None:
 
 def test_text_is_escaped() -> None:
     bad = '<script>alert("x")</script>&'
-    page = report.html(whole_report(name=bad, title=bad))
+    page = html(whole_report(name=bad, title=bad))
     checker = parsed(page)
     assert "script" not in {tag for tag, _ in checker.elements}
     assert checker.text.count(bad) >= 2
@@ -145,29 +147,29 @@ def test_text_is_escaped() -> None:
 def test_another_methods_step_stands_beside_the_runs_own() -> None:
     shown = whole_report()
     assert [record.step_s for record in shown.ranks] == [0.02, 0.02]
-    assert ("Time of a step", "20 ms", "median, of the slowest rank") in report.headlines(shown)
+    assert ("Time of a step", "20 ms", "median, of the slowest rank") in headlines(shown)
     shown.other_step_s["plain DDP"] = 0.05
-    assert ("Time of a step", "20 ms", "50 ms with plain DDP, 2.5 times as long") in report.headlines(shown)
+    assert ("Time of a step", "20 ms", "50 ms with plain DDP, 2.5 times as long") in headlines(shown)
     shown.ranks.append(rank_record(2, steps=1))
     assert (shown.ranks[2].step_s, shown.step_s) == (None, 0.02)
 
 
 def test_page_of_a_run_without_layers_or_epochs() -> None:
     empty = Report("Nothing", "", [], [], [], [RankRecord(0, "host", 0)])
-    assert "Nothing" in parsed(report.html(empty)).text
-    assert report.headlines(empty) == []
-    assert report.trace_events(empty)["traceEvents"]
+    assert "Nothing" in parsed(html(empty)).text
+    assert headlines(empty) == []
+    assert trace_events(empty)["traceEvents"]
 
 
 def test_a_model_with_many_layers_keeps_its_pictures_small_and_its_table_whole() -> None:
     rows = [LayerRow(f"layer{index}.weight", (8, index + 1), 0, "ps", 40.0, 40.0 + index, 0.0) for index in range(300)]
-    page = report.html(Report("Deep", "", [], [], [], [RankRecord(0, "host", 0, rows)]))
+    page = html(Report("Deep", "", [], [], [], [RankRecord(0, "host", 0, rows)]))
     assert page.count('<td class="name">') == 300
     assert page.count("<rect") == 2 * 2 * 24
 
 
 def test_pictures_stay_inside_their_frame() -> None:
-    page = report.html(whole_report(name="encoder." * 12 + "weight"))
+    page = html(whole_report(name="encoder." * 12 + "weight"))
     pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     assert len(pictures) == 8
     for picture in pictures:
@@ -198,7 +200,7 @@ def test_the_table_of_layers_fits_a_window_and_a_sheet(tmp_path: Path, width: in
         "features.denseblock4.denselayer16.conv2.weight", (512, 576, 3, 3), 32, "sfb", 4e8, 2e9, 0.5, 1.2, 1.3
     )
     row = replace(row, reason="dense: rank 4 costs more bytes than the factors would save at 8 workers")
-    page = report.html(replace(whole, ranks=[replace(rank, layers=[row]) for rank in whole.ranks]))
+    page = html(replace(whole, ranks=[replace(rank, layers=[row]) for rank in whole.ranks]))
     if printed:
         page = page.replace("@media print", "@media all")
     size = "<script>document.title = [...document.querySelectorAll('.scroll')].map(e => e.scrollWidth - e.clientWidth)"
@@ -211,17 +213,17 @@ def test_the_table_of_layers_fits_a_window_and_a_sheet(tmp_path: Path, width: in
 def test_hidden_share_counts_only_overlap_with_the_models_passes() -> None:
     spans = rank_record(0).spans
     synchronizations = [span for span in spans if span.kind == "synchronization"]
-    assert report.hidden_share(synchronizations, spans) == pytest.approx(0.5)
-    assert report.hidden_share(synchronizations, []) == 0
-    assert report.hidden_share([], spans) is None
+    assert hidden_share(synchronizations, spans) == pytest.approx(0.5)
+    assert hidden_share(synchronizations, []) == 0
+    assert hidden_share([], spans) is None
     # Two at once count once: of the 10 ms in which anything was exchanged the model computed for 6.
     overlapping = [
         Span("synchronization", 0, 110 * MS, 114 * MS, "y"),
         Span("synchronization", 0, 106 * MS, 116 * MS, "x"),
     ]
-    assert report.hidden_share(overlapping, spans[:6]) == pytest.approx(0.6)
+    assert hidden_share(overlapping, spans[:6]) == pytest.approx(0.6)
     into_next_forward = [Span("synchronization", 0, 112 * MS, 122 * MS, "x")]
-    assert report.hidden_share(into_next_forward, spans) == pytest.approx(0.2)
+    assert hidden_share(into_next_forward, spans) == pytest.approx(0.2)
 
 
 def test_layers_are_means_over_the_ranks() -> None:
@@ -322,7 +324,7 @@ def test_trace_is_in_the_trace_event_format(tmp_path: Path) -> None:
 
 
 def test_trace_aligns_the_ranks_and_keeps_durations() -> None:
-    complete = [event for event in report.trace_events(whole_report())["traceEvents"] if event["ph"] == "X"]
+    complete = [event for event in trace_events(whole_report())["traceEvents"] if event["ph"] == "X"]
     first = {e["pid"]: e["ts"] for e in reversed(complete) if e["name"] == "forward"}
     assert first[0] - first[1] == pytest.approx(0.010)  # rank 1's clock was 10 ns ahead
     exchange = next(event for event in complete if event["cat"] == "synchronization")
@@ -333,7 +335,7 @@ def test_trace_aligns_the_ranks_and_keeps_durations() -> None:
 def test_late_workers_are_named_the_latest_first() -> None:
     def left_out(*late_steps: int) -> list[tuple[str, str, str]]:
         ranks = [RankRecord(rank, "", 0, late_steps=steps) for rank, steps in enumerate(late_steps)]
-        return report.headlines(Report("", "", [], [], [], ranks))
+        return headlines(Report("", "", [], [], [], ranks))
 
     assert left_out(0, 0) == []
     assert left_out(0, 7) == [("Gradients left out", "7", "late workers’ steps: rank 1: 7")]

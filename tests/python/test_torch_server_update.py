@@ -17,7 +17,8 @@ import poseidon.torch as poseidon
 import poseidon.torch.training.trained_model as trained_model
 import workers
 from poseidon.errors import InvalidArgument, Mismatch
-from poseidon.report import RankRecord, Report, headlines, rank_record
+from poseidon.report import RankRecord, Report, rank_record
+from poseidon.report.page import headlines
 from poseidon.torch.exchange.mover import StagedTransfer
 from test_cli_server import serving
 from test_torch_gradients import MODULES

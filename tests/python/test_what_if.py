@@ -20,9 +20,11 @@ from poseidon.adapter.stats import LayerSynchronization, StepRecord
 from poseidon.errors import InvalidArgument
 from poseidon.models import model_table
 from poseidon.options import resolve
-from poseidon.planner import Change, ClusterSpec, Exchange, Planner, Prediction, read_run, what_if, write_what_if
+from poseidon.planner import Change, ClusterSpec, Exchange, Planner, Prediction, read_run, what_if
 from poseidon.planner.critical_path import critical_path, path_words, shares
-from poseidon.report import report_of_run, trace_events
+from poseidon.planner.path_page import write_what_if
+from poseidon.report import report_of_run
+from poseidon.report.trace import trace_events
 
 CLI = [sys.executable, "-m", "poseidon"]
 LAPTOP = ClusterSpec(hosts=4, bits_per_second=1e9, products_per_s=2e10)

@@ -11,7 +11,7 @@ from poseidon.cli.output import JsonFlag, print_json, print_line, print_table, w
 from poseidon.cli.planning import Described, planning_command
 
 if TYPE_CHECKING:
-    from poseidon.planner import PlanReport
+    from poseidon.planner.report import PlanReport
 
 EPILOG = "Example: poseidon plan VGG19 --hosts 4 --link 1gbit"
 
@@ -29,7 +29,8 @@ def plan(
 
     Nothing is run: the plan is that of training, and the step is simulated. `poseidon simulate` has details of a step.
     """
-    from poseidon.planner import make_report, write_page  # help does not wait for the compiled core
+    from poseidon.planner import make_report  # help does not wait for the compiled core
+    from poseidon.planner.page import write_page
 
     report = make_report(described.table, described.cluster, described.exchange)
     if html is not None:
@@ -42,7 +43,7 @@ def plan(
 
 
 def _print(report: PlanReport) -> None:
-    from poseidon.report import number_text
+    from poseidon.report.svg import number_text
 
     print_line(report.verdict)
     priced = report.cluster.price > 0

@@ -125,7 +125,8 @@ def _known(name: str, device: str) -> ModelTable:
 
 def read_cluster(file: Path | None, **flags: object) -> ClusterSpec:
     """The cluster of a file and of the options above, by the names that the file has for them."""
-    from poseidon.planner import Setting, make_cluster, read_settings  # help does not wait for the compiled core
+    # Help does not wait for the compiled core.
+    from poseidon.planner.cluster_file import Setting, make_cluster, read_settings
 
     settings = {} if file is None else read_settings(file)
     settings |= {
@@ -195,7 +196,8 @@ def _described(
 def _exchange(overlap: bool, **flags: str | None) -> Exchange:
     """The exchange of training with the options of this environment, of which these flags beat some."""
     from poseidon.options import BY_NAME, resolve_option  # help does not wait for the compiled core
-    from poseidon.planner import EXCHANGE_OPTIONS, Exchange
+    from poseidon.planner import Exchange
+    from poseidon.planner.layers import EXCHANGE_OPTIONS
 
     options = {name: resolve_option(name, os.environ) for name in (*EXCHANGE_OPTIONS, "scheme", "wire")}
     options |= {name: BY_NAME[name].read(text, BY_NAME[name].flag) for name, text in flags.items() if text is not None}

@@ -14,7 +14,8 @@ from poseidon.cli.planning import Described, planning_command
 from poseidon.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from poseidon.planner import Exchange, Pace, PaceResult, Prediction
+    from poseidon.planner import Exchange, Pace, Prediction
+    from poseidon.planner.pace import PaceResult
 
 EPILOG = "Example: poseidon simulate VGG19-22K --hosts 1024 --link 25gbit --trace step.json"
 
@@ -51,9 +52,10 @@ def simulate(
     --slow on simulate many steps: what a slow worker costs, what it costs not to wait for it, and failures
     (docs/planning.md).
     """
-    from poseidon.planner import Pace, Planner, write_prediction  # help does not wait for the compiled core
+    from poseidon.planner import Pace, Planner  # help does not wait for the compiled core
     from poseidon.planner.critical_path import critical_path, path_words, shares
-    from poseidon.report import number_text
+    from poseidon.planner.trace import write_prediction
+    from poseidon.report.svg import number_text
 
     pace = Pace(
         *(slow, slow_share, jitter, stragglers, straggler_factor, straggler_steps),
@@ -105,7 +107,7 @@ def _paced(step: Prediction, pace: Pace) -> PaceResult | None:
 
 def _further(step: Prediction, pace: Pace, mtbf: float | None, rejoin: float) -> dict[str, Any]:
     """What many steps and failures come to, as plain data."""
-    from poseidon.planner import time_lost
+    from poseidon.planner.pace import time_lost
 
     found: dict[str, Any] = {}
     if (paced := _paced(step, pace)) is not None:
@@ -118,7 +120,7 @@ def _further(step: Prediction, pace: Pace, mtbf: float | None, rejoin: float) ->
 
 def _further_words(step: Prediction, pace: Pace, found: Mapping[str, Any]) -> Iterator[str]:
     """The same in sentences."""
-    from poseidon.report import number_text, percent_text
+    from poseidon.report.svg import number_text, percent_text
 
     if (paced := found.get("steps")) is not None:
         times = paced["step_s"] / step.step_s

@@ -13,7 +13,7 @@ from poseidon.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from poseidon.adapter.run_record import RunRecord
-    from poseidon.planner import WhatIf
+    from poseidon.planner.what_if import WhatIf
 
 WHAT_IF_EPILOG = "Example: poseidon what-if records --link 2x --overlap"
 REPORT_EPILOG = "Example: poseidon report records --out report"
@@ -57,8 +57,9 @@ def what_if(
     measured, and what the step's time consists of. See docs/what-if.md for how to record a run.
     """
     from poseidon.adapter.run_record import load_run  # help does not wait for the compiled core
-    from poseidon.planner import Change, read_run, write_what_if
+    from poseidon.planner import Change, read_run
     from poseidon.planner import what_if as predict
+    from poseidon.planner.path_page import write_what_if
 
     change = Change(link, hosts, scheme, wire, overlap, straggler, slow_port)
     found = predict(read_run(load_run(folder)), [] if change == Change() else [change])
@@ -73,7 +74,7 @@ def what_if(
 
 def _print(found: WhatIf) -> None:
     from poseidon.planner.critical_path import path_words
-    from poseidon.report import number_text, seconds_text
+    from poseidon.report.svg import number_text, seconds_text
 
     for sentence in found.sentences():
         print_line(sentence)
@@ -93,7 +94,8 @@ def _print(found: WhatIf) -> None:
 
 def _predicted_ddp(records: Sequence[RunRecord]) -> dict[str, float]:
     """What a step would take with torch's DDP; nothing of a run whose times no prediction knows."""
-    from poseidon.planner import ddp_step_of, read_run
+    from poseidon.planner import read_run
+    from poseidon.planner.what_if import ddp_step_of
 
     try:
         return {"torch's DDP over Gloo (predicted)": ddp_step_of(read_run(records))}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from poseidon.planner.clock import BACKWARD, FORWARD, NETWORK, PRODUCT, SERVERS, Activity
 from poseidon.planner.predict import Prediction
-from poseidon.report import percent_text
+from poseidon.report.svg import percent_text
 
 _LEAST_SHARE = 0.01
 _NAMED = 3  # layers of a port

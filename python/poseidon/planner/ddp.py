@@ -6,7 +6,7 @@ from math import inf
 
 from poseidon.models import ModelTable
 from poseidon.planner.cluster import ClusterSpec
-from poseidon.report import number_text, seconds_text
+from poseidon.report.svg import number_text, seconds_text
 
 # torch's defaults. A bucket is full when it has this much or more.
 _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 1 << 20, 25 << 20

@@ -12,27 +12,10 @@ from poseidon.planner.path_page import path_picture
 from poseidon.planner.predict import Prediction
 from poseidon.planner.report import PlanReport
 from poseidon.planner.trace import record_of, span_of
-from poseidon.report import (
-    PAGE_WIDTH,
-    RankRecord,
-    Span,
-    bars_chart,
-    bytes_text,
-    document,
-    figure,
-    figures,
-    head,
-    legend,
-    number_text,
-    paragraphs,
-    percent_text,
-    scheme_style,
-    scheme_title,
-    seconds_text,
-    section,
-    table,
-    timeline_chart,
-)
+from poseidon.report import RankRecord, Span
+from poseidon.report.charts import bars_chart, scheme_style, scheme_title, timeline_chart
+from poseidon.report.layout import PAGE_WIDTH, document, figure, figures, head, legend, paragraphs, section, table
+from poseidon.report.svg import bytes_text, number_text, percent_text, seconds_text
 
 _STYLES = {
     "backward": "backward pass",

@@ -8,21 +8,10 @@ from pathlib import Path
 from poseidon.planner.clock import BACKWARD, FORWARD, PRODUCT
 from poseidon.planner.critical_path import Part, path_words
 from poseidon.planner.what_if import Outcome, WhatIf
-from poseidon.report import (
-    PAGE_WIDTH,
-    Link,
-    bars_chart,
-    document,
-    figure,
-    figures,
-    head,
-    number_text,
-    path_chart,
-    percent_text,
-    seconds_text,
-    section,
-    table,
-)
+from poseidon.report.charts import bars_chart
+from poseidon.report.layout import PAGE_WIDTH, document, figure, figures, head, section, table
+from poseidon.report.path_chart import Link, path_chart
+from poseidon.report.svg import number_text, percent_text, seconds_text
 
 _STYLES = {BACKWARD: "backward", FORWARD: "forward", PRODUCT: "update"}
 

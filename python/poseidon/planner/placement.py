@@ -11,7 +11,7 @@ from poseidon.models import ModelTable
 from poseidon.planner.cluster import ClusterSpec
 from poseidon.planner.predict import Planner, Prediction
 from poseidon.rates import rate_text
-from poseidon.report import number_text
+from poseidon.report.svg import number_text
 
 
 class Placement(NamedTuple):

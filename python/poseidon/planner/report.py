@@ -17,7 +17,7 @@ from poseidon.planner.load import Load
 from poseidon.planner.placement import RackPlan, plan_racks
 from poseidon.planner.predict import Planner, Prediction
 from poseidon.rates import format_rate
-from poseidon.report import seconds_text
+from poseidon.report.svg import seconds_text
 
 _NOTICED_S = 5e-5  # shorter waits are none
 

@@ -14,7 +14,7 @@ from poseidon.planner.layers import Exchange
 from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.recorded import RecordedRun
 from poseidon.rates import parse_rate, rate_text
-from poseidon.report import number_text, seconds_text
+from poseidon.report.svg import number_text, seconds_text
 
 _MOST_NAMED_HOSTS = 16  # more are simulated by classes, in which all are alike
 _MOST_FITTED, _PRECISION = 100.0, 1.005  # of the rate of ports beside a slow worker

@@ -16,7 +16,7 @@ from poseidon.bench.paper.figure import Figure
 from poseidon.bench.paper.page import write_page
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
 from poseidon.errors import InvalidArgument
-from poseidon.report import number_text
+from poseidon.report.svg import number_text
 
 EPILOG = "Example: poseidon bench paper parameter-hub --json"
 

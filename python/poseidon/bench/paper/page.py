@@ -9,22 +9,10 @@ from pathlib import Path
 from poseidon.bench.paper import geryon, parameter_hub
 from poseidon.bench.paper.curves import NODES, Panel, panels, stalls, traffic
 from poseidon.bench.paper.figure import Figure
-from poseidon.report import (
-    HALF_WIDTH,
-    PAGE_WIDTH,
-    Line,
-    bars_chart,
-    bytes_text,
-    document,
-    figure,
-    head,
-    legend,
-    number_text,
-    percent_text,
-    section,
-    speedup_chart,
-    table,
-)
+from poseidon.report.charts import bars_chart
+from poseidon.report.layout import HALF_WIDTH, PAGE_WIDTH, document, figure, head, legend, section, table
+from poseidon.report.lines import Line, speedup_chart
+from poseidon.report.svg import bytes_text, number_text, percent_text
 
 _STYLES: Mapping[str, str] = {
     "Poseidon": "scheme-1",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from poseidon.bench.paper.datacenter import throughput_figures
 from poseidon.bench.paper.figure import Figure
-from poseidon.planner import PLACEMENTS, ps_bits
+from poseidon.planner.placement import PLACEMENTS, ps_bits
 
 _WORKERS = 8
 _PBOX_PORTS = 10

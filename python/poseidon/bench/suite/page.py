@@ -11,7 +11,8 @@ from typing import Any
 from poseidon.bench.suite.cells import BUSY, Cell, latest
 from poseidon.bench.suite.grid import PEER, SCALE
 from poseidon.bench.training.methods import METHODS
-from poseidon.report import PAGE_WIDTH, bars_chart, document, figure, head, legend, section, table
+from poseidon.report.charts import bars_chart
+from poseidon.report.layout import PAGE_WIDTH, document, figure, head, legend, section, table
 
 _NONE = "none"
 _HEADS = ("hosts", "GbE", "method", "step", "samples/s", "efficiency", "× DDP")
