@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 import poseidon.torch as poseidon
 from accuracy_tasks import TASKS, Examples, Task
-from poseidon.bench.colours import COLOURS
+from poseidon.bench.drawing import COLOURS
 from poseidon.bench.hosts.fleet import Fleet, Place, hosts_on, start_fleet
 from poseidon.launch import free_port
 from poseidon.report.svg import Scale, number_text, ticks

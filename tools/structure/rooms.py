@@ -97,8 +97,8 @@ PYTHON_DOORS: Doors = {
     "bench/hosts": set(),
     "bench/paper": {"training", "priority"},
     "bench/suite": {"training"},
-    "bench/exchange": {"hosts", "colours", "network_options", "progress"},
-    "bench/training": {"hosts", "colours", "network_options", "progress"},
+    "bench/exchange": {"hosts", "drawing", "network_options", "progress"},
+    "bench/training": {"hosts", "drawing", "network_options", "progress"},
     "bench/priority": {"hosts", "training", "network_options", "progress"},
 }
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from poseidon.errors import InvalidArgument
 from poseidon.live import plain
@@ -21,6 +21,7 @@ _MOST_FLOAT = 1e11
 _GIVE = "give the files that the error messages of the job's processes name"
 _MOST = defaultdict(lambda: 1 << 64, world_size=1 << 20, rank=1 << 20, about_rank=1 << 20)
 _PATTERN = "poseidon-*.json"
+_Kind = TypeVar("_Kind")
 _ONE_FAILURE_S = 60.0  # records without a common run belong to one failure if they are closer than this
 
 
@@ -207,22 +208,14 @@ def _record(path: str, content: dict[str, Any]) -> Record:
     colocated = content["process"] == "worker" and "server" in content
     learnt = content["learnt"]
     about_rank, about_server = _other_end(learnt["party"], learnt["index"], colocated)
-    cores = content.get("server", [])
-    return Record(
+    return _taken(
+        Record,
+        content,
         path=path,
-        process=content["process"],
-        job=content["job"],
-        run=content["run"],
-        generation=content["generation"],
         rank=content["rank"] if content["rank"] >= 0 else None,
-        world_size=content["world_size"],
-        host=content["host"],
-        boot=content["boot"],
-        pid=content["pid"],
         wall_s=float(content["wall_s"]),
         monotonic_s=content["monotonic_ns"] / 1e9,
         timeout_s=float(content["timeout_s"]),
-        phase=content["phase"],
         code=content["error"]["code"],
         message=content["error"]["message"],
         how=learnt["how"],
@@ -230,14 +223,23 @@ def _record(path: str, content: dict[str, Any]) -> Record:
         about_server=about_server,
         colocated=colocated,
         waiting_count=content.get("waiting_count", 0),
-        waiting=tuple(_waiting(one) for one in content.get("waiting", [])),
+        waiting=tuple(
+            _taken(Waiting, one, text=one["for"], ranks=tuple(one["ranks"]), servers=tuple(one["servers"]))
+            for one in content.get("waiting", [])
+        ),
         links=tuple(_link(one, colocated) for one in content.get("links", [])),
         open_chunks=tuple(
-            OpenChunk(one["unit"], one["step"], tuple(one["missing_ranks"]))
-            for core in cores
+            _taken(OpenChunk, one, missing_ranks=tuple(one["missing_ranks"]))
+            for core in content.get("server", [])
             for one in core["open_chunks"]
         ),
     )
+
+
+def _taken(kind: type[_Kind], content: dict[str, Any], **changed: Any) -> _Kind:
+    """An object of this kind: these fields, and the others as the file has them, by their names."""
+    names = [field.name for field in fields(kind) if field.name not in changed]  # type: ignore[arg-type]
+    return kind(**{name: content[name] for name in names}, **changed)
 
 
 def _other_end(party: str, index: int | None, colocated: bool) -> tuple[int | None, int | None]:
@@ -249,23 +251,4 @@ def _other_end(party: str, index: int | None, colocated: bool) -> tuple[int | No
 
 def _link(content: dict[str, Any], colocated: bool) -> Link:
     rank, server = _other_end(content["party"], content["index"], colocated)
-    return Link(
-        rank=rank,
-        server=server,
-        host=content["host"],
-        address=content["address"],
-        connected=content["connected"],
-        left=content["left"],
-        last_progress_ms=float(content["last_progress_ms"]),
-    )
-
-
-def _waiting(content: dict[str, Any]) -> Waiting:
-    return Waiting(
-        layer=content["layer"],
-        unit=content["unit"],
-        step=content["step"],
-        text=content["for"],
-        ranks=tuple(content["ranks"]),
-        servers=tuple(content["servers"]),
-    )
+    return _taken(Link, content, rank=rank, server=server, last_progress_ms=float(content["last_progress_ms"]))

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from poseidon.bench.colours import COLOURS
+from poseidon.bench.drawing import MARGIN, below, coloured, curve, grid_line, heading, legend, svg
 from poseidon.bench.exchange.methods import COPY
 from poseidon.bench.exchange.results import ExchangeMethodResult, ExchangeResult
 from poseidon.report.svg import ticks
 
-_PANEL_HEIGHT, _MARGIN, _TOP = 260, 50, 30
+_PANEL_HEIGHT, _TOP = 260, 30
+_BOTTOM = _PANEL_HEIGHT - MARGIN
 _BAR, _GAP, _SWEEP_WIDTH = 18, 26, 420
 
 
@@ -18,17 +19,8 @@ def exchange_plot(results: Sequence[ExchangeResult]) -> str:
     """The SVG's text. Results without a plain copy have no bars; sweeps need two values at least."""
     panels = [panel for panel in (_bars(results), *_sweeps(results)) if panel is not None]
     width = max((panel[0] for panel in panels), default=_SWEEP_WIDTH)
-    height = max(1, len(panels)) * (_PANEL_HEIGHT + _TOP)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-    ]
-    for index, (_, elements) in enumerate(panels):
-        parts.append(f'<g transform="translate(0,{index * (_PANEL_HEIGHT + _TOP)})">')
-        parts += elements
-        parts.append("</g>")
-    return "\n".join([*parts, "</svg>", ""])
+    height = _PANEL_HEIGHT + _TOP
+    return svg(width, max(1, len(panels)) * height, [elements for _, elements in panels], (0, height), ())
 
 
 def _name(result: ExchangeResult) -> str:
@@ -41,26 +33,23 @@ def _bars(results: Sequence[ExchangeResult]) -> tuple[int, list[str]] | None:
     groups = [(name, entries) for name, entries in groups if entries]
     if not groups:
         return None
-    names = list(dict.fromkeys(entry.method for _, entries in groups for entry in entries))
-    colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(names)}
-    bottom = _PANEL_HEIGHT - _MARGIN
+    colours = coloured(dict.fromkeys(entry.method for _, entries in groups for entry in entries))
     most = max(1.0, *(entry.copy_ratio or 0.0 for _, entries in groups for entry in entries))
-    group_width = max(len(names) * _BAR + _GAP, 7 * max(len(name) for name, _ in groups))
-    right = _MARGIN + len(groups) * group_width
+    group_width = max(len(colours) * _BAR + _GAP, 7 * max(len(name) for name, _ in groups))
+    right = MARGIN + len(groups) * group_width
     parts = _frame("goodput over that of plain TCP copies", right, most)
     for index, (name, entries) in enumerate(groups):
-        left = _MARGIN + index * group_width + (group_width - len(entries) * _BAR) / 2
+        left = MARGIN + index * group_width + (group_width - len(entries) * _BAR) / 2
         for place, entry in enumerate(entries):
             ratio = entry.copy_ratio or 0.0
-            bar_height = ratio / most * (bottom - _TOP)
+            bar_height = ratio / most * (_BOTTOM - _TOP)
             title = f"<title>{escape(f'{name}, {entry.method}: {ratio:.3f}')}</title>"
             parts.append(
-                f'<rect x="{left + place * _BAR:.1f}" y="{bottom - bar_height:.1f}" width="{_BAR - 3}" '
+                f'<rect x="{left + place * _BAR:.1f}" y="{_BOTTOM - bar_height:.1f}" width="{_BAR - 3}" '
                 f'height="{bar_height:.1f}" fill="{colours[entry.method]}">{title}</rect>'
             )
-        middle = _MARGIN + (index + 0.5) * group_width
-        parts.append(f'<text x="{middle:.1f}" y="{bottom + 16}" text-anchor="middle">{escape(name)}</text>')
-    return max(right + 20, _SWEEP_WIDTH), parts + _legend(colours)
+        parts.append(below(MARGIN + (index + 0.5) * group_width, _BOTTOM + 16, name))
+    return max(right + 20, _SWEEP_WIDTH), parts + legend(colours, _PANEL_HEIGHT - 18)
 
 
 def _has_bar(entry: ExchangeMethodResult) -> bool:
@@ -80,44 +69,28 @@ def _sweep(option: str, results: Sequence[ExchangeResult]) -> tuple[int, list[st
     if len(values) < 2:
         return None
     most = max(entry.goodput_bits_per_second for entries in lines.values() for entry in entries) / 1e6
-    bottom, right = _PANEL_HEIGHT - _MARGIN, _SWEEP_WIDTH - 20
-    colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(lines)}
+    right, colours = _SWEEP_WIDTH - 20, coloured(lines)
     parts = _frame(f"{option}: goodput, Mb/s", right, most)
 
     def x_of(value: str) -> float:
-        return _MARGIN + (values.index(value) + 0.5) / len(values) * (right - _MARGIN)
+        return MARGIN + (values.index(value) + 0.5) / len(values) * (right - MARGIN)
 
-    for value in values:
-        parts.append(f'<text x="{x_of(value):.1f}" y="{bottom + 16}" text-anchor="middle">{escape(value)}</text>')
+    parts += [below(x_of(value), _BOTTOM + 16, value) for value in values]
     for name, entries in lines.items():
+        rates = [entry.goodput_bits_per_second / 1e6 for entry in entries]
         points = [
-            (x_of(entry.options[option]), bottom - entry.goodput_bits_per_second / 1e6 / most * (bottom - _TOP))
-            for entry in entries
+            (x_of(entry.options[option]), _y_of(rate, most), f"{name}, {entry.method}: {rate:.1f} Mb/s")
+            for entry, rate in zip(entries, rates, strict=True)
         ]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colours[name]}" stroke-width="2"/>')
-        for (x, y), entry in zip(points, entries, strict=True):
-            text = f"{name}, {entry.method}: {entry.goodput_bits_per_second / 1e6:.1f} Mb/s"
-            title = f"<title>{escape(text)}</title>"
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{colours[name]}">{title}</circle>')
-    return _SWEEP_WIDTH, parts + _legend(colours)
+        parts += curve(points, colours[name])
+    return _SWEEP_WIDTH, parts + legend(colours, _PANEL_HEIGHT - 18)
 
 
-def _frame(heading: str, right: float, most: float) -> list[str]:
+def _y_of(value: float, most: float) -> float:
+    return _BOTTOM - value / most * (_BOTTOM - _TOP)
+
+
+def _frame(text: str, right: float, most: float) -> list[str]:
     """Heading and horizontal grid of a panel whose values go from 0 to `most`."""
-    bottom = _PANEL_HEIGHT - _MARGIN
-    parts = [f'<text x="{_MARGIN}" y="18" font-weight="bold">{escape(heading)}</text>']
-    for tick in ticks(0, most):
-        y = bottom - tick / most * (bottom - _TOP)
-        parts.append(f'<line x1="{_MARGIN}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{_MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
-    return parts
-
-
-def _legend(colours: dict[str, str]) -> list[str]:
-    parts, x = [], _MARGIN
-    for name, colour in colours.items():
-        parts.append(f'<rect x="{x}" y="{_PANEL_HEIGHT - 18}" width="12" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 17}" y="{_PANEL_HEIGHT - 8}">{escape(name)}</text>')
-        x += 30 + 7 * len(name)
-    return parts
+    lines = [grid_line(_y_of(tick, most), right, f"{tick:g}") for tick in ticks(0, most)]
+    return [heading(text), *(element for line in lines for element in line)]
