@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Protocol
@@ -69,6 +69,18 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
     for row in rows:
         table.add_row(*map(str, row))
     make_console().print(table)
+
+
+def result_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str] = ("method",)
+) -> Table:
+    """A table of figures, which stand to the right of their columns, and of `words`, which stand to the left."""
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column in words else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def print_results(results: Sequence[Result], as_json: bool, render: Callable[[Any], Iterable[RenderableType]]) -> None:

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from poseidon.bench.exchange.methods import (
@@ -25,9 +24,9 @@ from poseidon.bench.exchange.plot import exchange_plot
 from poseidon.bench.exchange.results import ExchangeConfig, ExchangeResult
 from poseidon.bench.exchange.run import run_exchange
 from poseidon.bench.network_options import network_words
-from poseidon.bench.progress import round_progress
+from poseidon.bench.progress import run_all
 from poseidon.cli.network import RENO, CongestionOption, QueueOption
-from poseidon.cli.output import JsonFlag, check_writable, print_results, written
+from poseidon.cli.output import JsonFlag, print_results, result_table
 from poseidon.models import MODELS
 from poseidon.rates import parse_rate
 from poseidon.testbed import MOST_PORTS
@@ -154,13 +153,12 @@ def exchange(
             [parse_placement(name) for name in placement or ["cs"]],
         )
     ]
-    if plot is not None:
-        check_writable("--plot", plot)
-    results = [_run_with_progress(config) for config in configs]
-    if plot is not None:
-        with written("--plot", plot):
-            plot.write_text(exchange_plot(results), encoding="utf-8")
+    results = run_all(configs, _name, run_exchange, plot, exchange_plot)
     print_results(results, as_json, _rendered)
+
+
+def _name(config: ExchangeConfig) -> str:
+    return f"{config.workload.name} ×{config.worker_count} {config.placement.name} {config.link or 'loopback'}"
 
 
 def _rendered(result: ExchangeResult) -> Iterator[RenderableType]:
@@ -169,28 +167,15 @@ def _rendered(result: ExchangeResult) -> Iterator[RenderableType]:
         yield Text(f"{name} was left out: {reason}")
 
 
-def _table(result: ExchangeResult) -> Table:
-    table = Table(
-        title=f"{result.model}: {result.tensor_count} tensors, {result.size_bytes / _MIB:.2f} MiB, the largest "
+def _table(result: ExchangeResult) -> RenderableType:
+    title = (
+        f"{result.model}: {result.tensor_count} tensors, {result.size_bytes / _MIB:.2f} MiB, the largest "
         f"{result.largest_tensor_bytes / _MIB:.2f} MiB; {result.hosts} workers, {result.placement}, "
-        f"{result.network}, {network_words(result.testbed) if result.link else 'unshaped'}",
-        title_justify="left",
+        f"{result.network}, {network_words(result.testbed) if result.link else 'unshaped'}"
     )
-    table.add_column("method")
-    headings = (
-        "step ms",
-        "goodput Mb/s",
-        "of the copy",
-        "against Gloo",
-        "CPU s/GB",
-        "memory MiB",
-        "peak MiB",
-        "timeouts",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right")
-    for entry in result.methods:
-        table.add_row(
+    heads = ("method", "step ms", "goodput Mb/s", "of the copy", "against Gloo", "CPU s/GB")
+    rows = (
+        (
             entry.method,
             f"{1e3 * entry.median_seconds:.2f}",
             f"{entry.goodput_bits_per_second / 1e6:.1f}",
@@ -201,10 +186,6 @@ def _table(result: ExchangeResult) -> Table:
             f"{entry.memory_peak_bytes / _MIB:.1f}",
             "" if entry.timeouts is None else str(entry.timeouts),
         )
-    return table
-
-
-def _run_with_progress(config: ExchangeConfig) -> ExchangeResult:
-    name = f"{config.workload.name} ×{config.worker_count} {config.placement.name} {config.link or 'loopback'}"
-    with round_progress(name) as show:
-        return run_exchange(config, show)
+        for entry in result.methods
+    )
+    return result_table(title, (*heads, "memory MiB", "peak MiB", "timeouts"), rows)

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.console import RenderableType
 
 from poseidon.bench.network_options import PrioritiesOption, ThresholdOption, network_words, priority_options
 from poseidon.bench.priority.cost import CHUNK_COUNTS, VGG19_TENSOR_COUNT, CostResult, measure_costs
@@ -17,11 +17,13 @@ from poseidon.bench.priority.tables import (
     PAPER_MODELS,
     GridConfig,
     GridResult,
+    GridRun,
     run_grid,
 )
 from poseidon.bench.priority.urgent import UrgentConfig, UrgentResult, run_urgent
 from poseidon.bench.progress import round_progress
 from poseidon.bench.training.methods import METHODS, Method, parse_methods
+from poseidon.bench.training.results import MethodResult
 from poseidon.cli.network import (
     RENO,
     CongestionOption,
@@ -30,7 +32,7 @@ from poseidon.cli.network import (
     SwitchesOption,
     network_arguments,
 )
-from poseidon.cli.output import JsonFlag, print_results
+from poseidon.cli.output import JsonFlag, print_results, result_table
 from poseidon.errors import InvalidArgument
 from poseidon.options import parse_bytes
 
@@ -96,25 +98,23 @@ def urgent(
     print_results([result], as_json, _urgent_table)
 
 
-def _urgent_table(result: UrgentResult) -> Iterator[Table]:
-    table = Table(
-        title=f"{result.urgent_bytes / 2**20:g} MiB pulled while {result.bulk_bytes / 2**20:g} MiB come from another "
-        f"server; ports of {result.link}, {result.congestion}",
-        title_justify="left",
+def _urgent_table(result: UrgentResult) -> Iterator[RenderableType]:
+    title = (
+        f"{result.urgent_bytes / 2**20:g} MiB pulled while {result.bulk_bytes / 2**20:g} MiB come from another "
+        f"server; ports of {result.link}, {result.congestion}"
     )
-    for heading in ("switches", "classes"):
-        table.add_column(heading)
-    for heading in ("alone ms", "with bulk ms", "ratio"):
-        table.add_column(heading, justify="right")
-    for delay in result.delays:
-        table.add_row(
+    rows = (
+        (
             "honour DSCP" if delay.honour_dscp else "ignore DSCP",
             "1: end hosts only" if delay.classes == 1 else str(delay.classes),
             f"{1e3 * median(delay.alone_seconds):.1f}",
             f"{1e3 * median(delay.loaded_seconds):.1f}",
             f"{delay.ratio:.2f}",
         )
-    yield table
+        for delay in result.delays
+    )
+    words = ("switches", "classes")
+    yield result_table(title, (*words, "alone ms", "with bulk ms", "ratio"), rows, words)
 
 
 @app.command(epilog="Example: poseidon bench priority tables --model VGG19 --gigabits 10")
@@ -196,32 +196,27 @@ def _print_grid(config: GridConfig, as_json: bool) -> None:
     print_results([run_grid(config, round_progress)], as_json, _grid_tables)
 
 
-def _grid_tables(grid: GridResult) -> Iterator[Table]:
+def _grid_tables(grid: GridResult) -> Iterator[RenderableType]:
     for rate in dict.fromkeys(run.gigabits_per_second for run in grid.runs):
         runs = [run for run in grid.runs if run.gigabits_per_second == rate]
-        table = Table(
-            title=f"{rate:g} Gb/s, as ports of {runs[0].result.link}, {network_words(runs[0].result.testbed)}",
-            title_justify="left",
-        )
-        table.add_column("model")
-        table.add_column("workers", justify="right")
-        table.add_column("method")
-        for heading in ("iteration s", "images/s", "efficiency", "paper", "bound"):
-            table.add_column(heading, justify="right")
-        for run in runs:
-            for entry in run.result.methods:
-                paper, bound = run.paper_efficiency(entry), run.result.bound(entry)
-                table.add_row(
-                    run.result.model,
-                    str(run.result.hosts),
-                    entry.method,
-                    f"{entry.iteration_seconds:.3f}",
-                    f"{entry.samples_per_second:.1f}",
-                    f"{entry.efficiency:.3f}",
-                    "" if paper is None else f"{paper:.3f}",
-                    "" if bound is None else f"{bound:.3f}",
-                )
-        yield table
+        title = f"{rate:g} Gb/s, as ports of {runs[0].result.link}, {network_words(runs[0].result.testbed)}"
+        heads = ("model", "workers", "method", "iteration s", "images/s", "efficiency", "paper", "bound")
+        rows = (_grid_row(run, entry) for run in runs for entry in run.result.methods)
+        yield result_table(title, heads, rows, ("model", "method"))
+
+
+def _grid_row(run: GridRun, entry: MethodResult) -> list[str]:
+    paper, bound = run.paper_efficiency(entry), run.result.bound(entry)
+    return [
+        run.result.model,
+        str(run.result.hosts),
+        entry.method,
+        f"{entry.iteration_seconds:.3f}",
+        f"{entry.samples_per_second:.1f}",
+        f"{entry.efficiency:.3f}",
+        "" if paper is None else f"{paper:.3f}",
+        "" if bound is None else f"{bound:.3f}",
+    ]
 
 
 @app.command(epilog="Example: poseidon bench priority cost --chunks 320 --chunks 1000000")
@@ -238,12 +233,9 @@ def cost(
     print_results([measure_costs(chunks or CHUNK_COUNTS, layers, repeats)], as_json, _cost_table)
 
 
-def _cost_table(result: CostResult) -> Iterator[Table]:
-    table = Table(title=f"{result.layer_count} layers", title_justify="left")
-    for heading in ("chunks", "all, ms", "each, µs"):
-        table.add_column(heading, justify="right")
-    for entry in result.costs:
-        table.add_row(
-            str(entry.chunk_count), f"{1e3 * median(entry.seconds):.3f}", f"{1e6 * entry.seconds_per_chunk:.3f}"
-        )
-    yield table
+def _cost_table(result: CostResult) -> Iterator[RenderableType]:
+    rows = (
+        (str(entry.chunk_count), f"{1e3 * median(entry.seconds):.3f}", f"{1e6 * entry.seconds_per_chunk:.3f}")
+        for entry in result.costs
+    )
+    yield result_table(f"{result.layer_count} layers", ("chunks", "all, ms", "each, µs"), rows)

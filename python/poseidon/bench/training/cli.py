@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.console import RenderableType
 
 from poseidon.bench.network_options import PrioritiesOption, ThresholdOption, network_words, priority_options
-from poseidon.bench.progress import round_progress
+from poseidon.bench.progress import run_all
 from poseidon.bench.training.methods import METHODS, parse_methods
 from poseidon.bench.training.plot import efficiency_plot
 from poseidon.bench.training.results import TrainConfig, TrainResult
@@ -23,7 +23,7 @@ from poseidon.cli.network import (
     SwitchesOption,
     network_arguments,
 )
-from poseidon.cli.output import JsonFlag, check_writable, print_results, written
+from poseidon.cli.output import JsonFlag, print_results, result_table
 from poseidon.errors import InvalidArgument
 from poseidon.models import DEVICES, MODELS, model_table
 
@@ -33,59 +33,46 @@ _SIZE_HELP = "Poseidon's option of that name. Default: its default over the scal
 _DEFAULT_METHODS = "poseidon,wfbp-ps,ddp,ddp-fp16"
 
 
-def _training_table(result: TrainResult) -> Table:
+def _training_table(result: TrainResult) -> RenderableType:
     words = ", ".join(filter(None, (result.link, network_words(result.testbed))))
     link = words if result.link else "loopback, unshaped"
     servers = f" and {result.servers} servers" if result.servers else ""
     servers += f" of {result.workers_per_host} workers" if result.workers_per_host > 1 else ""
     copy = result.tcp_copy_bits_per_second
     rate = f"; a plain TCP copy gets {copy / 1e6:.1f} Mb/s" if copy is not None else ""
-    table = Table(
-        title=f"{result.model}: {result.hosts} hosts{servers}, {link}{rate}; scale {result.scale}, K {result.batch}, "
-        f"compute {result.compute_seconds:.3g} s",
-        title_justify="left",
+    title = (
+        f"{result.model}: {result.hosts} hosts{servers}, {link}{rate}; scale {result.scale}, K {result.batch}, "
+        f"compute {result.compute_seconds:.3g} s"
     )
-    headings = (
-        "iteration s",
-        "efficiency",
-        "bound",
-        "of bound",
-        "speed-up",
-        f"{model_table(result.model).sample}s/s",
-        "MiB/step",
-        "closed form",
-        "deviation",
-        "port MiB",
-    )
-    table.add_column("method")
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    samples = f"{model_table(result.model).sample}s/s"
+    heads = ("method", "iteration s", "efficiency", "bound", "of bound", "speed-up", samples)
+    rows = []
     for entry in result.methods:
-        measured = entry.interface_bytes if entry.payload_bytes is None else entry.payload_bytes
         bound, of_bound = result.bound(entry), result.of_bound(entry)
-        table.add_row(
-            entry.method,
-            f"{entry.iteration_seconds:.3f}",
-            f"{entry.efficiency:.3f}",
-            "" if bound is None else f"{bound:.3f}",
-            "" if of_bound is None else f"{of_bound:.3f}",
-            f"{entry.speedup:.2f}",
-            f"{entry.samples_per_second:.1f}",
-            f"{measured / _MIB:.2f}",
-            f"{entry.closed_form_bytes / _MIB:.2f}",
-            "" if entry.deviation is None else f"{entry.deviation:+.2%}",
-            f"{entry.interface_bytes / _MIB:.2f}",
+        rows.append(
+            (
+                entry.method,
+                f"{entry.iteration_seconds:.3f}",
+                f"{entry.efficiency:.3f}",
+                "" if bound is None else f"{bound:.3f}",
+                "" if of_bound is None else f"{of_bound:.3f}",
+                f"{entry.speedup:.2f}",
+                f"{entry.samples_per_second:.1f}",
+                f"{entry.measured_bytes / _MIB:.2f}",
+                f"{entry.closed_form_bytes / _MIB:.2f}",
+                "" if entry.deviation is None else f"{entry.deviation:+.2%}",
+                f"{entry.interface_bytes / _MIB:.2f}",
+            )
         )
-    return table
+    return result_table(title, (*heads, "MiB/step", "closed form", "deviation", "port MiB"), rows)
 
 
-def _steps_table(result: TrainResult) -> Table:
-    table = Table(title="Efficiency of each step, from the first on", title_justify="left")
-    table.add_column("method")
-    table.add_column("steps")
-    for entry in result.methods:
-        table.add_row(entry.method, " ".join(f"{value:.2f}" for value in result.step_efficiencies(entry)))
-    return table
+def _steps_table(result: TrainResult) -> RenderableType:
+    rows = [
+        (entry.method, " ".join(f"{value:.2f}" for value in result.step_efficiencies(entry)))
+        for entry in result.methods
+    ]
+    return result_table("Efficiency of each step, from the first on", ("method", "steps"), rows, ("method", "steps"))
 
 
 def _method_help() -> str:
@@ -201,15 +188,7 @@ def train(
         for table in tables
         for rate in (link or _LOOPBACK)
     ]
-    if plot is not None:
-        check_writable("--plot", plot)
-    results = [_run_with_progress(config) for config in configs]
-    if plot is not None:
-        with written("--plot", plot):
-            plot.write_text(efficiency_plot(results), encoding="utf-8")
+    results = run_all(
+        configs, lambda config: f"{config.model} {config.link or 'loopback'}", run_training, plot, efficiency_plot
+    )
     print_results(results, as_json, lambda result: [_training_table(result), *([_steps_table(result)] if cold else [])])
-
-
-def _run_with_progress(config: TrainConfig) -> TrainResult:
-    with round_progress(f"{config.model} {config.link or 'loopback'}") as show:
-        return run_training(config, show)

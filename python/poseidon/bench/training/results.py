@@ -95,13 +95,14 @@ class MethodResult:
     bound_seconds: float | None = None
 
     @property
-    def deviation(self) -> float | None:
-        """By which fraction the payload deviates from the closed form. None if the closed form is 0.
+    def measured_bytes(self) -> float:
+        """The payload, or the interface's bytes without one."""
+        return self.interface_bytes if self.payload_bytes is None else self.payload_bytes
 
-        Without a payload the interface's bytes are taken.
-        """
-        measured = self.interface_bytes if self.payload_bytes is None else self.payload_bytes
-        return measured / self.closed_form_bytes - 1 if self.closed_form_bytes else None
+    @property
+    def deviation(self) -> float | None:
+        """By which fraction these deviate from the closed form. None if the closed form is 0."""
+        return self.measured_bytes / self.closed_form_bytes - 1 if self.closed_form_bytes else None
 
 
 @dataclass(frozen=True)
