@@ -57,8 +57,8 @@ def test_it_measures_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("command", "option", "name", "measures"),
     [
         ("calibrate", "--out", "no/folder/c.toml", "exchange.calibrate.measured"),
-        ("exchange", "--plot", "no/folder/plot.svg", "exchange.cli._run_with_progress"),
-        ("train", "--plot", "no/folder/plot.svg", "training.cli._run_with_progress"),
+        ("exchange", "--plot", "no/folder/plot.svg", "exchange.cli.run_exchange"),
+        ("train", "--plot", "no/folder/plot.svg", "training.cli.run_training"),
         ("suite", "--out", "file/suite", "suite.cli.measure"),
     ],
 )

@@ -21,6 +21,7 @@ from poseidon.bench.exchange.host import ExchangeHost, Round
 from poseidon.bench.exchange.methods import (
     PLACEMENTS,
     ExchangeMethod,
+    Library,
     parse_methods,
     parse_placement,
     parse_workload,
@@ -239,11 +240,11 @@ def loopback_ports(count: int) -> Place:
     return Place(None, tuple(f"127.0.0.{port + 1}" for port in range(count)), ("lo",) * count)
 
 
-@pytest.mark.parametrize("cached", [False, True])
-def test_the_copy_splits_even_the_smallest_array_between_ports(cached: bool) -> None:
+@pytest.mark.parametrize("kind", ["tcp-copy", "tcp-stream"])
+def test_the_copy_splits_even_the_smallest_array_between_ports(kind: Library) -> None:
     places, ports = [loopback_ports(8)] * 2, [free_port(), free_port()]
-    job = BenchmarkJob(ExchangeMethod("tcp-copy", "tcp-copy"), (("only", 1),), places, ports, 19, 10.0)
-    engines = [CopyEngine(job, rank, Arrays(job.tensors), cached) for rank in range(2)]
+    job = BenchmarkJob(ExchangeMethod(kind, kind), (("only", 1),), places, ports, 19, 10.0)
+    engines = [CopyEngine(job, rank, Arrays(job.tensors)) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(CopyEngine.connect, engines))
         before = interface_counters("lo")

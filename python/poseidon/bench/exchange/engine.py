@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from poseidon.bench.exchange.arrays import Arrays
 from poseidon.bench.exchange.methods import ExchangeMethod
 from poseidon.bench.hosts.fleet import Place
 
@@ -33,7 +34,10 @@ class Engine(ABC):
     The divisor is 0 for an engine that leaves the arrays alone.
     """
 
-    divisor: int
+    divisor = 1
+
+    def __init__(self, job: BenchmarkJob, rank: int, arrays: Arrays) -> None:
+        self._job, self._rank, self._arrays = job, rank, arrays
 
     @abstractmethod
     def connect(self) -> None:

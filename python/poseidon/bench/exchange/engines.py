@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from datetime import timedelta
 
 from poseidon.bench.exchange.arrays import Arrays
 from poseidon.bench.exchange.engine import BenchmarkJob, Engine
+from poseidon.bench.exchange.methods import Library
 from poseidon.bench.exchange.mpi_engine import MpiEngine
 from poseidon.bench.exchange.plain_copy import CopyEngine
 from poseidon.bench.hosts.server import settings_on
@@ -17,9 +19,7 @@ class PoseidonEngine(Engine):
     """Starts every tensor in backward order, then waits for all. The mean comes back, as in training."""
 
     def __init__(self, job: BenchmarkJob, rank: int, arrays: Arrays) -> None:
-        self._job = job
-        self._rank = rank
-        self._arrays = arrays
+        super().__init__(job, rank, arrays)
         self.divisor = len(job.places)
 
     def connect(self) -> None:
@@ -57,13 +57,6 @@ class PoseidonEngine(Engine):
 class GlooEngine(Engine):
     """Reduces all tensors as one, on the first port. One all-reduce per tensor would be slower."""
 
-    divisor = 1
-
-    def __init__(self, job: BenchmarkJob, rank: int, arrays: Arrays) -> None:
-        self._job = job
-        self._rank = rank
-        self._arrays = arrays
-
     def connect(self) -> None:
         import torch
         import torch.distributed as dist
@@ -86,11 +79,13 @@ class GlooEngine(Engine):
 
 def make_engine(job: BenchmarkJob, rank: int, arrays: Arrays) -> Engine:
     """Returns this rank's engine for the job's method."""
-    library = job.method.library
-    if library == "poseidon":
-        return PoseidonEngine(job, rank, arrays)
-    if library == "gloo":
-        return GlooEngine(job, rank, arrays)
-    if library == "mpi":
-        return MpiEngine(arrays)
-    return CopyEngine(job, rank, arrays, cached=library == "tcp-stream")
+    return _ENGINES[job.method.library](job, rank, arrays)
+
+
+_ENGINES: Mapping[Library, type[Engine]] = {
+    "poseidon": PoseidonEngine,
+    "gloo": GlooEngine,
+    "mpi": MpiEngine,
+    "tcp-copy": CopyEngine,
+    "tcp-stream": CopyEngine,
+}

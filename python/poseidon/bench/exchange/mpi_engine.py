@@ -9,7 +9,6 @@ import ctypes
 import ctypes.util
 import shutil
 
-from poseidon.bench.exchange.arrays import Arrays
 from poseidon.bench.exchange.engine import Engine
 from poseidon.errors import PoseidonError
 
@@ -31,11 +30,6 @@ def missing_mpi() -> str | None:
 
 class MpiEngine(Engine):
     """Calls MPI_Allreduce on all arrays as one buffer. Works only in a process that MPICH's launcher started."""
-
-    divisor = 1
-
-    def __init__(self, arrays: Arrays) -> None:
-        self._arrays = arrays
 
     def connect(self) -> None:
         self._mpi = ctypes.CDLL(_library())

@@ -6,13 +6,10 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
+from poseidon.bench.exchange.arrays import Arrays
 from poseidon.bench.exchange.engine import BenchmarkJob, Engine
 from poseidon.errors import PeerLost
-
-if TYPE_CHECKING:
-    from poseidon.bench.exchange.arrays import Arrays
 
 _BLOCK_BYTES = 1 << 20
 
@@ -21,12 +18,14 @@ class CopyEngine(Engine):
     """Sends to the next worker while it receives from the one before, on blocking sockets, with a thread per direction.
 
     Each port of the hosts carries an equal part, all at once. The bytes come from the arrays and go into them, as in
-    an exchange. With `cached` they come from and go into one short block, which costs no traffic to memory.
+    an exchange. With tcp-stream they come from and go into one short block, which costs no traffic to memory.
     """
 
     divisor = 0
 
-    def __init__(self, job: BenchmarkJob, rank: int, arrays: Arrays, cached: bool) -> None:
+    def __init__(self, job: BenchmarkJob, rank: int, arrays: Arrays) -> None:
+        super().__init__(job, rank, arrays)
+        cached = job.method.library == "tcp-stream"
         memory = memoryview(bytearray(_BLOCK_BYTES)) if cached else arrays.flat.data.cast("B")
         self._streams = [_Stream(job, rank, memory, port) for port in range(len(job.places[rank].addresses))]
 

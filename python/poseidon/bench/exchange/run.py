@@ -7,8 +7,8 @@ another's memory, threads or connections. The methods take turns, so that a drif
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from poseidon.bench.exchange.engine import BenchmarkJob
 from poseidon.bench.exchange.host import LEAD_IN_STEPS, ExchangeHost
@@ -16,12 +16,11 @@ from poseidon.bench.exchange.methods import ExchangeMethod
 from poseidon.bench.exchange.mpi_engine import missing_mpi
 from poseidon.bench.exchange.mpi_launch import start_mpi_fleet
 from poseidon.bench.exchange.results import ExchangeConfig, ExchangeResult, Measured, summarize
-from poseidon.bench.hosts.fleet import LOOPBACK, Fleet, Place, places_of, start_fleet
+from poseidon.bench.hosts.fleet import Fleet, Place, places_on, start_fleet
 from poseidon.bench.hosts.server import START_SECONDS, start_servers
 from poseidon.errors import InvalidArgument
 from poseidon.launch import free_port
 from poseidon.options import resolve
-from poseidon.testbed import Testbed
 
 _WARMUP_STEPS = 2  # the second finds what the first left behind
 
@@ -42,7 +41,10 @@ def run_exchange(config: ExchangeConfig, progress: Callable[[str, int, int], Non
     _import_libraries(methods)
     rounds: dict[str, list[Measured]] = {method.name: [] for method in methods}
     total = config.repeat_count * len(methods)
-    with _places_on(config) as places:
+    # The workers' hosts, then those of dedicated servers that have their own.
+    count = config.placement.host_count(config.worker_count)
+    network = {"mtu": config.mtu, "ports": config.port_count, **config.testbed}
+    with places_on(count, config.link, **network) as (places, _):
         for index, method in enumerate(methods * config.repeat_count):
             if progress is not None:
                 progress(method.name, index, total)
@@ -58,17 +60,6 @@ def _import_libraries(methods: Sequence[ExchangeMethod]) -> None:
     if any(method.library == "gloo" for method in methods):
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its store would warn of hosts without a name
         import torch.distributed  # noqa: F401
-
-
-@contextmanager
-def _places_on(config: ExchangeConfig) -> Iterator[list[Place]]:
-    """The hosts: the workers', then those of dedicated servers that have their own."""
-    count = config.placement.host_count(config.worker_count)
-    if config.link is None:
-        yield [LOOPBACK] * count
-        return
-    with Testbed(count, config.link, mtu=config.mtu, ports=config.port_count, **config.testbed) as testbed:
-        yield places_of(testbed)
 
 
 def _run_round(config: ExchangeConfig, method: ExchangeMethod, places: Sequence[Place]) -> Measured:
@@ -97,14 +88,13 @@ def _run_round(config: ExchangeConfig, method: ExchangeMethod, places: Sequence[
         workers.call_same("ready", timeout_seconds=START_SECONDS)
         # The library's own timeout comes first, so that its error says what happened.
         workers.call_same("prepare", _WARMUP_STEPS, timeout_seconds=limit * (1 + _WARMUP_STEPS) + START_SECONDS)
-        before, timeouts_before = _total(servers, "cpu_seconds"), _total(servers, "timeouts")
+        before = _counted(servers)
         measured = workers.call_same("measure", config.step_count, timeout_seconds=limit * steps + START_SECONDS)
-        server_cpu_seconds = _total(servers, "cpu_seconds") - before
-        server_timeouts = int(_total(servers, "timeouts") - timeouts_before)
+        server_cpu_seconds, server_timeouts = (now - then for now, then in zip(_counted(servers), before, strict=True))
         workers.call_same("close", timeout_seconds=limit)
         if servers is not None:
             servers.call_same("close", timeout_seconds=limit)
-    return Measured(measured, server_cpu_seconds, server_timeouts)
+    return Measured(measured, server_cpu_seconds, int(server_timeouts))
 
 
 def _start_servers(
@@ -119,6 +109,7 @@ def _start_servers(
     return start_servers(hosts, method.options, config.timeout_seconds, stack)
 
 
-def _total(servers: Fleet | None, figure: str) -> float:
-    """The sum of what the servers have counted so far, by the name of ServerHost's method."""
-    return sum(servers.call_same(figure, timeout_seconds=START_SECONDS)) if servers is not None else 0
+def _counted(servers: Fleet | None) -> list[float]:
+    """The sums of what the servers have counted so far."""
+    counted = [] if servers is None else servers.call_same("counted", timeout_seconds=START_SECONDS)
+    return list(map(sum, zip((0.0, 0), *counted, strict=True)))

@@ -68,21 +68,29 @@ def places_of(testbed: Testbed) -> list[Place]:
 
 
 @contextmanager
+def places_on(host_count: int, link: str | None, **testbed: Any) -> Iterator[tuple[list[Place], Testbed | None]]:
+    """Brings up the hosts, and gives them and their testbed, which is None on loopback. `testbed` has more arguments
+    of `Testbed`."""
+    if link is None:
+        yield [LOOPBACK] * host_count, None
+        return
+    with Testbed(host_count, link, **testbed) as hosts:
+        yield places_of(hosts), hosts
+
+
+@contextmanager
 def hosts_on(host_count: int, link: str | None, **testbed: Any) -> Iterator[tuple[list[Place], float | None]]:
     """Brings up the hosts and measures plain TCP copies between them. `testbed` has more arguments of `Testbed`.
 
     Gives the hosts and a rate in bits per second: the slowest of copies from every host to the next, all at once. The
     rate is None on loopback and for one host.
     """
-    if link is None:
-        yield [LOOPBACK] * host_count, None
-        return
-    with Testbed(host_count, link, **testbed) as hosts:
+    with places_on(host_count, link, **testbed) as (places, hosts):
         tcp_copy = None
-        if host_count > 1:
+        if hosts is not None and host_count > 1:
             pairs = [(source, (source + 1) % host_count) for source in range(host_count)]
             tcp_copy = min(hosts.copy_rates(pairs, int(hosts.bits_per_second / 8 * _COPY_SECONDS)))
-        yield places_of(hosts), tcp_copy
+        yield places, tcp_copy
 
 
 def enter_namespace(namespace: str) -> None:

@@ -53,13 +53,9 @@ class ServerHost:
         """Returns the port on which its first core listens, at its host's first address."""
         return int(self._server.address.rpartition(":")[2])
 
-    def cpu_seconds(self) -> float:
-        """User and system time of the process so far."""
-        return cpu_seconds()
-
-    def timeouts(self) -> int:
-        """How often TCP has waited for a timer on this host so far."""
-        return retransmission_timeouts()
+    def counted(self) -> tuple[float, int]:
+        """User and system time of the process so far, and how often TCP has waited for a timer on this host."""
+        return cpu_seconds(), retransmission_timeouts()
 
     def close(self) -> None:
         """Stops serving."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -17,13 +17,12 @@ import numpy as np
 
 from poseidon.bench.hosts.fleet import Fleet, Place, places_of, start_fleet
 from poseidon.bench.hosts.measures import FLOAT_BYTES
-from poseidon.bench.hosts.server import ServerHost, settings_on
+from poseidon.bench.hosts.server import START_SECONDS, settings_on, start_servers
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.rates import parse_rate
 from poseidon.testbed import Testbed
 
 _SERVER_COUNT = 2
-_START_SECONDS = 120.0
 _SETTLE_SECONDS = 0.3  # for the queues of the network to run empty
 _CLASS_COUNTS = (1, 2)
 _BULK, _URGENT = 0, 1  # layers, in the order in which partition=coarse gives them to the servers
@@ -210,11 +209,12 @@ def _worker(config: UrgentConfig, places: Sequence[Place], classes: int) -> Iter
     options = {"transport": "tcp", "partition": "coarse", "priority_classes": str(classes), "server_cores": "1"}
     *hosts, place = places
     limit = config.timeout_seconds
-    with start_fleet(hosts, lambda rank: ServerHost(hosts[rank], options, len(hosts), limit)) as servers:
-        ports = servers.call_same("port", timeout_seconds=_START_SECONDS)
-        addresses = tuple(f"{host.address}:{port}" for host, port in zip(hosts, ports, strict=True))
-        with start_fleet([place], lambda _: UrgentHost(config, place, addresses, options, classes)) as worker:
-            worker.call_same("ready", timeout_seconds=_START_SECONDS)
-            yield worker
-            worker.call_same("close", timeout_seconds=limit)
+    with ExitStack() as stack:
+        servers, addresses = start_servers(hosts, options, limit, stack)
+        worker = stack.enter_context(
+            start_fleet([place], lambda _: UrgentHost(config, place, addresses, options, classes))
+        )
+        worker.call_same("ready", timeout_seconds=START_SECONDS)
+        yield worker
+        worker.call_same("close", timeout_seconds=limit)
         servers.call_same("close", timeout_seconds=limit)

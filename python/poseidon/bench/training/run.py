@@ -31,8 +31,7 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
 
     `progress(method, rounds done, rounds in all)` is called before every round. Raises PoseidonError.
     """
-    _check_servers(config)
-    _check_workers(config)
+    _check(config)
     # Torch is imported here, once, before the processes are forked; its store would warn of hosts without a name.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from poseidon.bench.training.connections import BUCKET_BYTES
@@ -65,28 +64,22 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
     return _summarize(config, rounds, tcp_copy)
 
 
-def _check_servers(config: TrainConfig) -> None:
-    """Refuses methods that move other bytes with dedicated servers than the closed form of `ps` says."""
-    if not config.server_count:
-        return
-    if config.host_count < 2:
+def _check(config: TrainConfig) -> None:
+    """Refuses methods whose bytes are not known with dedicated servers, or on a port that several workers share."""
+    servers, each = config.server_count, config.workers_per_host
+    if servers and config.host_count < 2:
         raise InvalidArgument(f"hosts is {config.host_count}: one worker exchanges nothing with dedicated servers")
-    if other := [method.name for method in config.methods if not method.all_through_ps]:
+    other = [method.name for method in config.methods if not method.all_through_ps]
+    if servers and other:
         raise InvalidArgument(
-            f"servers is {config.server_count}: with dedicated servers only methods can be compared that send every "
+            f"servers is {servers}: with dedicated servers only methods can be compared that send every "
             f"layer to the parameter server, such as wfbp-ps and overlap-ps; {', '.join(other)} may not"
         )
-
-
-def _check_workers(config: TrainConfig) -> None:
-    """Refuses methods whose bytes on a port that several workers share are not known here."""
-    if config.workers_per_host == 1:
-        return
-    if config.server_count or config.host_count < 2:
+    if each > 1 and (servers or config.host_count < 2):
         raise InvalidArgument("several workers a host are measured on at least two hosts, without dedicated servers")
-    if other := [method.name for method in config.methods if not method.all_through_ps]:
+    if each > 1 and other:
         raise InvalidArgument(
-            f"workers_per_host is {config.workers_per_host}: only methods that send every layer to the parameter "
+            f"workers_per_host is {each}: only methods that send every layer to the parameter "
             f"server can be compared, such as wfbp-ps and overlap-ps; {', '.join(other)} may not"
         )
 
