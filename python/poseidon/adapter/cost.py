@@ -8,7 +8,6 @@ from poseidon import _core
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.schemes import SCHEMES, is_lossy, takes_factors, takes_rows
 
-_ELEMENT_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _UNBOUNDED = 2**32 - 1  # the core's K of a gradient that is no sum of factors
 
 
@@ -43,7 +42,12 @@ def known_scheme(scheme: str, factor_count: int | None) -> str:
 
 def dense_bytes(layer: SyncedLayer, factor_count: int | None, cluster: _core.Cluster) -> float:
     """The bytes that the busiest node would send plus receive with the parameter server, with numbers as they are."""
-    return numbers(layer, "ps", factor_count, cluster) * _ELEMENT_BYTES[layer.dtype]
+    return numbers(layer, "ps", factor_count, cluster) * element_bytes(layer)
+
+
+def element_bytes(layer: SyncedLayer) -> float:
+    """The bytes of an element of what is exchanged, as it is, by the core's sizes. 0 if there is none."""
+    return layer.element_count and layer.asked.size_bytes / layer.element_count
 
 
 def multiply_adds(layer: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster) -> float:

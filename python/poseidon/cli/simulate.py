@@ -11,7 +11,6 @@ import typer
 
 from poseidon.cli.output import JsonFlag, print_json, print_line, written
 from poseidon.cli.planning import Described, planning_command
-from poseidon.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from poseidon.planner import Exchange, Pace, Prediction
@@ -86,14 +85,14 @@ def simulate(
 
 
 def _exchange(exchange: Exchange, pace: Pace) -> Exchange:
-    """Where not all workers are waited for, all layers go through the servers, as in training."""
+    """Where not all workers are waited for, all layers have the scheme that the rules of training give them."""
+    from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
+
     if pace.waits_for_all:
         return exchange
-    if exchange.scheme not in ("auto", "ps"):
-        raise InvalidArgument(
-            f"with scheme={exchange.scheme} every worker waits for all others: leave --stragglers and --consistency out"
-        )
-    return replace(exchange, scheme="ps")
+    rules = LayerRules(small_bytes=0, stragglers=pace.stragglers, consistency=pace.consistency)
+    facts = LayerFacts("of a matrix", "float32", 4, rows=2, gives_factors=True)
+    return replace(exchange, scheme=rules.terms(rules.layer(facts, LayerWishes(exchange.scheme))).scheme)
 
 
 def _paced(step: Prediction, pace: Pace) -> PaceResult | None:

@@ -56,28 +56,21 @@ class Evidence:
         """The ranks on whose part of an exchange others still waited, with the records of those others."""
         missed: dict[int, list[str]] = {}
         for record in self.records:
-            ranks = {rank for chunk in record.open_chunks for rank in chunk.missing_ranks}
-            ranks |= {rank for waiting in record.waiting for rank in waiting.ranks}
-            for rank in ranks - {record.rank}:
+            for rank in {rank for *_, ranks in _awaited(record) for rank in ranks}:
                 missed.setdefault(rank, []).append(_process(record))
         return missed
 
     @cached_property
     def broken_paths(self) -> set[tuple[int, int]]:
         """Pairs (from, to) such that messages of a step that the first has sent have not reached the second."""
-        broken = set()
-        for record in self.records:
-            if record.rank is None:
-                continue
-            for chunk in record.open_chunks:
-                for rank in chunk.missing_ranks:
-                    if rank != record.rank and self._has_started(rank, chunk.unit, chunk.step):
-                        broken.add((rank, record.rank))
-            for waiting in record.waiting:
-                for rank in waiting.ranks:
-                    if rank != record.rank and self._has_started(rank, waiting.unit, waiting.step):
-                        broken.add((rank, record.rank))
-        return broken
+        return {
+            (rank, record.rank)
+            for record in self.records
+            if record.rank is not None
+            for unit, step, ranks in _awaited(record)
+            for rank in ranks
+            if self._has_started(rank, unit, step)
+        }
 
     def _has_started(self, rank: int, unit: int, step: int) -> bool:
         record = self.by_rank.get(rank)
@@ -114,6 +107,13 @@ class Evidence:
 def waited_text(waiting: Sequence[Waiting]) -> str:
     """A text that says what a record's process waited for first."""
     return f"layer {waiting[0].layer!r} in step {waiting[0].step}" if waiting else "nothing"
+
+
+def _awaited(record: Record) -> list[tuple[int, int, set[int]]]:
+    """The unit and the step of each exchange that was not complete, and the other ranks whose parts were missing."""
+    open_ones = [(chunk.unit, chunk.step, chunk.missing_ranks) for chunk in record.open_chunks]
+    open_ones += [(waiting.unit, waiting.step, waiting.ranks) for waiting in record.waiting]
+    return [(unit, step, {rank for rank in ranks if rank != record.rank}) for unit, step, ranks in open_ones]
 
 
 def _process(record: Record) -> str:

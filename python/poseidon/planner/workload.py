@@ -48,13 +48,8 @@ class PlannedUnit:
     def chunk_bytes(self) -> list[tuple[int, float]]:
         """The server of each chunk, and its bytes on the way."""
         layer = self.members[0]
-        value_bytes = layer.element_count and self.facts.size_bytes / _element_bytes(layer)
-        share = layer.terms.bytes_per_value * value_bytes / self.facts.size_bytes
+        share = layer.element_count and layer.terms.bytes_per_value / cost.element_bytes(layer)
         return [(chunk.server, chunk.size_bytes * share) for chunk in self.facts.chunks]
-
-
-def _element_bytes(layer: SyncedLayer) -> float:
-    return layer.asked.size_bytes / layer.element_count
 
 
 class Workload:

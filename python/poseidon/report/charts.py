@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
 
 from poseidon.report.data import Epoch, LayerRow, RankRecord, Span, typical_step
 from poseidon.report.svg import CHARACTER_WIDTH, Canvas, Scale, bytes_text, number_text, short_names, ticks
@@ -16,6 +17,7 @@ TOP, BOTTOM, LEFT, RIGHT = 14, 40, 46, 14  # margins of the two curves
 ROW, TALL_ROW, BAR = 26, 38, 12
 LABEL_WIDTH = 190
 MOST_LABEL_WIDTH = 0.4  # of a picture's width, for words that are longer
+_VALUE_WIDTH = 148.0  # of the words beside a bar
 _TIME_AXIS = 40  # the height of what is below the rows
 
 
@@ -70,22 +72,40 @@ def _curve(
 
 def bytes_chart(layers: Sequence[LayerRow], width: float) -> Canvas:
     """One bar per layer: what was sent, in front of what the dense exchange would have sent."""
-    shown = largest(layers)
-    narrow = width < NARROW
-    row_height, left = (TALL_ROW, 0.0) if narrow else (ROW, float(LABEL_WIDTH))
-    value_width = 148.0
-    canvas = Canvas(width, row_height * len(shown) + 8, "Bytes sent by layer, against dense")
-    most = max([max(row.bytes_sent, row.dense_bytes) for row in shown] + [1.0])
-    across = Scale(0, most, left, width - (2 if narrow else value_width))
-    names = short_names((row.name for row in shown), width - value_width if narrow else left - 10)
-    for index, row in enumerate(shown):
-        top = row_height * index + (18 if narrow else (ROW - BAR) / 2)
+    bars = []
+    for row in largest(layers):
         value = f"{bytes_text(row.bytes_sent)} of {bytes_text(row.dense_bytes)}"
         tip = f"{row.name} ({row.scheme}): {value}"
-        canvas.rect(left, top, across(row.dense_bytes) - left, BAR, "dense", tip)
-        canvas.rect(left, top, max(1.5, across(row.bytes_sent) - left), BAR, scheme_style(row.scheme), tip)
-        end = max(across(row.dense_bytes), across(row.bytes_sent))
-        _bar_texts(canvas, top, left, end, names[row.name], value)
+        bars.append(_Bar(row.name, row.bytes_sent, row.dense_bytes, scheme_style(row.scheme), value, tip))
+    most = max([max(bar.value, bar.behind or 0.0) for bar in bars] + [1.0])
+    return _bars(bars, most, width, LABEL_WIDTH, "Bytes sent by layer, against dense")
+
+
+class _Bar(NamedTuple):
+    """A bar in front of a grey one that ends at `behind` (None: of none), with words beside it."""
+
+    name: str
+    value: float
+    behind: float | None
+    style: str
+    words: str
+    tip: str
+
+
+def _bars(bars: Sequence[_Bar], most: float, width: float, label_width: float, label: str) -> Canvas:
+    """A row for each bar, on an axis that ends at `most`."""
+    narrow = width < NARROW
+    row_height, left = (TALL_ROW, 0.0) if narrow else (ROW, float(label_width))
+    canvas = Canvas(width, row_height * len(bars) + 8, label)
+    across = Scale(0, most, left, width - (2 if narrow else _VALUE_WIDTH))
+    names = short_names((bar.name for bar in bars), width - _VALUE_WIDTH if narrow else left - 10)
+    for index, bar in enumerate(bars):
+        top = row_height * index + (18 if narrow else (ROW - BAR) / 2)
+        if bar.behind is not None:
+            canvas.rect(left, top, across(bar.behind) - left, BAR, "dense", bar.tip)
+        canvas.rect(left, top, max(1.5, across(bar.value) - left), BAR, bar.style, bar.tip)
+        end = across(max(bar.value, bar.behind or 0.0))
+        _bar_texts(canvas, top, left, end, names[bar.name], bar.words)
     return canvas
 
 
@@ -106,35 +126,13 @@ def bars_chart(
 
     The rows of the names in `grey` are those beside which the others are shown.
     """
-    narrow = width < NARROW
     longest = max(len(name) for name, _, _ in rows) * CHARACTER_WIDTH + 10 + CHARACTER_WIDTH
-    wide = max(float(LABEL_WIDTH), min(longest, MOST_LABEL_WIDTH * width))
-    row_height, left = (TALL_ROW, 0.0) if narrow else (ROW, wide)
-    value_width = 148.0
-    canvas = Canvas(width, row_height * len(rows) + 8, label)
-    across = Scale(0, max([most, *(value for _, value, _ in rows)]), left, width - (2 if narrow else value_width))
-    names = short_names((name for name, _, _ in rows), width - value_width if narrow else left - 10)
-    for index, (name, value, words) in enumerate(rows):
-        top = row_height * index + (18 if narrow else (ROW - BAR) / 2)
-        if most:
-            canvas.rect(left, top, across(most) - left, BAR, "dense", f"{name}: {words}")
-        canvas.rect(
-            left,
-            top,
-            max(1.5, across(value) - left),
-            BAR,
-            "backward" if name in grey else "scheme-1",
-            f"{name}: {words}",
-        )
-        _bar_texts(
-            canvas,
-            top,
-            left,
-            max(across(most), across(value)),
-            names[name],
-            words,
-        )
-    return canvas
+    wide = max(LABEL_WIDTH, min(longest, MOST_LABEL_WIDTH * width))
+    bars = [
+        _Bar(name, value, most or None, "backward" if name in grey else "scheme-1", words, f"{name}: {words}")
+        for name, value, words in rows
+    ]
+    return _bars(bars, max([most, *(bar.value for bar in bars)]), width, wide, label)
 
 
 def timeline_chart(record: RankRecord, width: float) -> Canvas:

@@ -10,10 +10,12 @@ import json
 import os
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+_FIGURES = ("bytes_sent", "dense_bytes", "hidden", "predicted_s", "measured_s")  # of a layer, whose means are shown
 
 #: What a rank does during a span. The first four run on its compute thread, one after the other or nested.
 KINDS = ("forward", "backward", "wait", "update", "synchronization")
@@ -145,20 +147,8 @@ def merge_layers(tables: list[list[LayerRow]]) -> list[LayerRow]:
             known = [figure for figure in figures if figure is not None]
             return statistics.fmean(known) if known else None
 
-        merged.append(
-            LayerRow(
-                first.name,
-                first.shape,
-                round(statistics.fmean(row.factor_count for row in rows)),
-                first.scheme,
-                statistics.fmean(row.bytes_sent for row in rows),
-                statistics.fmean(row.dense_bytes for row in rows),
-                mean(row.hidden for row in rows),
-                mean(row.predicted_s for row in rows),
-                mean(row.measured_s for row in rows),
-                first.reason,
-            )
-        )
+        means = {name: mean(getattr(row, name) for row in rows) for name in _FIGURES}
+        merged.append(replace(first, factor_count=round(statistics.fmean(row.factor_count for row in rows)), **means))
     return merged
 
 

@@ -17,7 +17,7 @@ from poseidon.report.charts import (
     timeline_chart,
 )
 from poseidon.report.data import LayerRow, Report, hidden_share
-from poseidon.report.layout import HALF_WIDTH, PAGE_WIDTH, cells, document, figure, figures, head, legend
+from poseidon.report.layout import HALF_WIDTH, PAGE_WIDTH, cells, document, figure, figures, head, legend, section
 from poseidon.report.svg import bytes_text, number_text, percent_text, seconds_text
 
 _LATE_SHOWN = 3  # late workers that are named
@@ -139,10 +139,9 @@ def _scheme_entries(layers: Iterable[LayerRow]) -> list[tuple[str, str]]:
 def _bytes(layers: list[LayerRow]) -> str:
     note = f" The {ROW_LIMIT} largest of {len(layers)} layers." if len(layers) > ROW_LIMIT else ""
     colours = legend([*_scheme_entries(layers), ("dense", "what dense gradients would take")])
-    return (
-        "<section><h2>Bytes by layer</h2><p>Sent per step by one worker together with its shard, headers included."
-        f"{note}</p>{colours}{figure(lambda width: bytes_chart(layers, width), PAGE_WIDTH)}</section>"
-    )
+    words = f"Sent per step by one worker together with its shard, headers included.{note}"
+    picture = figure(lambda width: bytes_chart(layers, width), PAGE_WIDTH)
+    return section("Bytes by layer", words, colours + picture)
 
 
 def _timeline(report: Report) -> str:
@@ -152,11 +151,11 @@ def _timeline(report: Report) -> str:
     entries = [entry for entry in names if entry[0] in kinds]
     schemes = [(style, f"synchronization: {name}") for style, name in _scheme_entries(report.layers)]
     colours = legend([*entries, *schemes, ("limit", "end of backward")])
-    return (
-        f"<section><h2>One step</h2><p>A step of median length on rank {record.rank}. A layer’s synchronization starts "
-        "as soon as its backward is done; what lies left of the dashed line is hidden behind computation.</p>"
-        f"{colours}{figure(lambda width: timeline_chart(record, width), PAGE_WIDTH)}</section>"
+    words = (
+        f"A step of median length on rank {record.rank}. A layer’s synchronization starts as soon as its backward is "
+        "done; what lies left of the dashed line is hidden behind computation."
     )
+    return section("One step", words, colours + figure(lambda width: timeline_chart(record, width), PAGE_WIDTH))
 
 
 def _table(layers: list[LayerRow]) -> str:
@@ -164,13 +163,16 @@ def _table(layers: list[LayerRow]) -> str:
     rows = "".join(_table_row(row) for row in layers)
     sent, dense = totals(layers)
     total = ("All", "", "", "", bytes_text(sent), bytes_text(dense), percent_text(sent / dense if dense else None))
-    return (
-        "<section><h2>Layers</h2><p>In the order in which backward finishes them. Bytes are those of one step; "
-        "“hidden” is the share of a layer’s synchronization during which the model still computed. Predicted and "
-        "measured are the time of a layer’s synchronization from when its gradient exists.</p>"
+    words = (
+        "In the order in which backward finishes them. Bytes are those of one step; “hidden” is the share of a layer’s "
+        "synchronization during which the model still computed. Predicted and measured are the time of a layer’s "
+        "synchronization from when its gradient exists."
+    )
+    return section(
+        "Layers",
+        words,
         f'<div class="scroll"><table class="layers"><thead><tr>{cells(heads, "th")}<th class="why">Why</th></tr>'
-        f"</thead><tbody>{rows}</tbody><tfoot><tr>{cells((*total, '', '', '', ''), 'td')}</tr></tfoot></table></div>"
-        "</section>"
+        f"</thead><tbody>{rows}</tbody><tfoot><tr>{cells((*total, '', '', '', ''), 'td')}</tr></tfoot></table></div>",
     )
 
 

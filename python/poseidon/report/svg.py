@@ -34,12 +34,10 @@ class Canvas:
     label: str
     parts: list[str] = field(default_factory=list)
 
-    def rect(
-        self, x: float, y: float, width: float, height: float, style: str, title: str = "", radius: float = 2
-    ) -> None:
+    def rect(self, x: float, y: float, width: float, height: float, style: str, title: str = "") -> None:
         """Draws a rectangle with round corners. `title` is shown when the pointer is over it."""
         tip = f"<title>{escape(title)}</title>" if title else ""
-        radius = min(radius, width / 2, height / 2)
+        radius = min(2, width / 2, height / 2)
         self.parts.append(
             f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{radius:.1f}" '
             f'class="{style}">{tip}</rect>'

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from poseidon.bench.exchange.arrays import Arrays
 from poseidon.bench.exchange.engine import BenchmarkJob, Engine
@@ -32,17 +32,17 @@ class CopyEngine(Engine):
     def connect(self) -> None:
         for stream in self._streams:
             stream.connect()
-        others = [stream.receive for stream in self._streams[1:]]
-        self._helpers = [_Helper(work) for work in (*(stream.send for stream in self._streams), *others)]
+        self._others = [*(stream.send for stream in self._streams), *(one.receive for one in self._streams[1:])]
+        self._threads = ThreadPoolExecutor(len(self._others))
 
     def step(self) -> None:
-        for helper in self._helpers:
-            helper.start()
+        others = [self._threads.submit(work) for work in self._others]
         self._streams[0].receive()
-        for helper in self._helpers:
-            helper.finish()
+        for other in others:
+            other.result()
 
     def close(self) -> None:
+        self._threads.shutdown()
         for stream in self._streams:
             stream.close()
 
@@ -90,35 +90,6 @@ class _Stream:
         """Ends the connections."""
         for endpoint in (self._out, self._in, self._listener):
             endpoint.close()
-
-
-class _Helper:
-    """A thread that does `work` once for every `start`."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._failure: Exception | None = None
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def start(self) -> None:
-        """Lets the thread begin."""
-        self._go.release()
-
-    def finish(self) -> None:
-        """Waits until the thread is done. Raises its error, if there was one."""
-        self._done.acquire()
-        if self._failure is not None:
-            raise self._failure
-
-    def _run(self) -> None:
-        while True:
-            self._go.acquire()
-            try:
-                self._work()
-            except Exception as error:
-                self._failure = error
-            self._done.release()
 
 
 def _blocks(memory: memoryview, byte_count: int) -> Iterator[memoryview]:

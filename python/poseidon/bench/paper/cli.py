@@ -56,13 +56,8 @@ def paper(name: PaperArgument = _POSEIDON, html: HtmlOption = None, as_json: Jso
 def _print_curves(as_json: bool) -> None:
     plots = list(panels())
     if as_json:
-        print_json(
-            {
-                "speedups": [plot.to_json() for plot in plots],
-                "stalls": [asdict(one) for one in stalls()],
-                "traffic": [asdict(one) for one in traffic()],
-            }
-        )
+        others = {"stalls": [asdict(one) for one in stalls()], "traffic": [asdict(one) for one in traffic()]}
+        print_json({"speedups": [plot.to_json() for plot in plots], **others})
         return
     print_table(
         ["figure", "model", "GbE", "system", *(f"{nodes} nodes" for nodes in NODES)],
