@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Optional
 
 import typer
 
+from poseidon.cli.shared_options import shared_options
 from poseidon.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -135,23 +135,6 @@ def read_cluster(file: Path | None, **flags: object) -> ClusterSpec:
     return make_cluster(settings)
 
 
-def planning_command(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives `command(described, …)` the options above. It gets what they describe, and its own options by name."""
-    shared = inspect.signature(_described).parameters.values()
-    _, *own = inspect.signature(command).parameters.values()
-    hints = {**get_type_hints(_described, include_extras=True), **get_type_hints(command, include_extras=True)}
-
-    def with_options(**given: Any) -> None:
-        values = {parameter.name: given.pop(parameter.name) for parameter in shared}
-        command(_described(**values), **given)
-
-    with_options.__doc__ = command.__doc__
-    parameters = [parameter.replace(annotation=hints[parameter.name]) for parameter in (*shared, *own)]
-    with_options.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    with_options.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return with_options
-
-
 @dataclass(frozen=True)
 class Described:
     """What the options describe."""
@@ -191,6 +174,10 @@ def _described(
     exchange = _exchange(overlap, scheme=scheme, wire=wire, revise=revise)
     table = read_model(model, arguments or [], device, batch, compute)  # last, because a script runs for it
     return Described(table, spec, exchange)
+
+
+planning_command = shared_options(_described)
+"""Gives `command(described, …)` the options above. It gets what they describe, and its own options by name."""
 
 
 def _exchange(overlap: bool, **flags: str | None) -> Exchange:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 from typing import Annotated
 
@@ -33,6 +34,7 @@ from poseidon.cli.network import (
     network_arguments,
 )
 from poseidon.cli.output import JsonFlag, print_results, result_table
+from poseidon.cli.shared_options import shared_options
 from poseidon.errors import InvalidArgument
 from poseidon.options import parse_bytes
 
@@ -117,11 +119,8 @@ def _urgent_table(result: UrgentResult) -> Iterator[RenderableType]:
     yield result_table(title, (*words, "alone ms", "with bulk ms", "ratio"), rows, words)
 
 
-@app.command(epilog="Example: poseidon bench priority tables --model VGG19 --gigabits 10")
-def tables(
+def _grid(
     model: ModelsOption = None,
-    gigabits: GigabitsOption = None,
-    hosts: Annotated[int, typer.Option(min=2, help="Workers, a host each.")] = 8,
     methods: MethodsOption = _DEFAULT_METHODS,
     scale: ScaleOption = 4,
     stretch: StretchOption = 4.0,
@@ -132,64 +131,48 @@ def tables(
     switches: SwitchesOption = Switches.ignore,
     congestion: CongestionOption = RENO,
     queue_ms: QueueOption = None,
+) -> GridConfig:
+    """The grid of these options, whose rates and numbers of hosts a command gives."""
+    return GridConfig(
+        scale=scale,
+        stretch=stretch,
+        step_count=steps,
+        repeat_count=repeats,
+        models=tuple(model or PAPER_MODELS),
+        methods=_methods(methods),
+        options=priority_options(priorities, threshold),
+        testbed=network_arguments(priorities, switches, congestion=congestion, queue_ms=queue_ms),
+    )
+
+
+@app.command(epilog="Example: poseidon bench priority tables --model VGG19 --gigabits 10")
+@shared_options(_grid)
+def tables(
+    grid: GridConfig,
+    gigabits: GigabitsOption = None,
+    hosts: Annotated[int, typer.Option(min=2, help="Workers, a host each.")] = 8,
     as_json: JsonFlag = False,
 ) -> None:
     """Measures scaling efficiency beside the paper's (Tables II and III) at the K40's times. Default: 10 and 40 Gb/s.
 
     The bound is what no schedule of a method's bytes can beat at the rate of plain TCP copies on the same ports.
     """
-    _print_grid(
-        GridConfig(
-            gigabits_per_second=tuple(gigabits or PAPER_EFFICIENCIES),
-            host_counts=(hosts,),
-            scale=scale,
-            stretch=stretch,
-            step_count=steps,
-            repeat_count=repeats,
-            models=tuple(model or PAPER_MODELS),
-            methods=_methods(methods),
-            options=priority_options(priorities, threshold),
-            testbed=network_arguments(priorities, switches, congestion=congestion, queue_ms=queue_ms),
-        ),
-        as_json,
-    )
+    _print_grid(replace(grid, gigabits_per_second=tuple(gigabits or PAPER_EFFICIENCIES), host_counts=(hosts,)), as_json)
 
 
 @app.command(epilog="Example: poseidon bench priority scaling --model VGG19 --hosts 1 --hosts 2 --hosts 4")
+@shared_options(_grid)
 def scaling(
-    model: ModelsOption = None,
+    grid: GridConfig,
     gigabits: GigabitsOption = None,
     hosts: Annotated[
         list[int] | None, typer.Option(min=1, help="Workers; may be repeated. Default: 1, 2, 4, 8.")
     ] = None,
-    methods: MethodsOption = _DEFAULT_METHODS,
-    scale: ScaleOption = 4,
-    stretch: StretchOption = 4.0,
-    steps: StepsOption = 3,
-    repeats: RepeatsOption = 2,
-    priorities: PrioritiesOption = 2,
-    threshold: ThresholdOption = "coarse",
-    switches: SwitchesOption = Switches.ignore,
-    congestion: CongestionOption = RENO,
-    queue_ms: QueueOption = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measures throughput by the number of workers (Figures 8 and 9) at the K40's times. Default rate: 10 Gb/s."""
-    _print_grid(
-        GridConfig(
-            gigabits_per_second=tuple(gigabits or (10.0,)),
-            host_counts=tuple(hosts or (1, 2, 4, 8)),
-            scale=scale,
-            stretch=stretch,
-            step_count=steps,
-            repeat_count=repeats,
-            models=tuple(model or PAPER_MODELS),
-            methods=_methods(methods),
-            options=priority_options(priorities, threshold),
-            testbed=network_arguments(priorities, switches, congestion=congestion, queue_ms=queue_ms),
-        ),
-        as_json,
-    )
+    counts = tuple(hosts or (1, 2, 4, 8))
+    _print_grid(replace(grid, gigabits_per_second=tuple(gigabits or (10.0,)), host_counts=counts), as_json)
 
 
 def _print_grid(config: GridConfig, as_json: bool) -> None:
