@@ -86,7 +86,7 @@ def _scaled(cluster: ClusterSpec, factor: float) -> float:
 
 def changes(table: ModelTable, cluster: ClusterSpec, exchange: Exchange, now: Prediction) -> list[Change]:
     """Changes that gain at least 5 %, the best first."""
-    found = [*_other_exchanges(table, cluster, exchange), *_other_hosts(table, cluster, exchange)]
+    found = [Change(words, Planner(table, spec, one).predict()) for words, spec, one in _others(cluster, exchange)]
     worth = [change for change in found if _gains(change.prediction, now)]
     worth += _faster_links(table, cluster, exchange, now) if cluster.hosts > 1 else []
     return sorted(worth, key=lambda change: -change.prediction.samples_per_s)
@@ -96,26 +96,22 @@ def _gains(prediction: Prediction, before: Prediction) -> bool:
     return prediction.samples_per_s >= _WORTH * before.samples_per_s
 
 
-def _other_exchanges(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> Iterator[Change]:
+def _others(cluster: ClusterSpec, exchange: Exchange) -> Iterator[tuple[str, ClusterSpec, Exchange]]:
+    """What could be different, in words, and the cluster and the exchange that it gives."""
     overlapping = replace(exchange, overlap=True)
     if cluster.slowest > 1:
-        yield Change("no slow worker", Planner(table, replace(cluster, slowest=1.0), exchange).predict())
+        yield "no slow worker", replace(cluster, slowest=1.0), exchange
     if cluster.racks > 1 and not cluster.rack_labels:
-        yield Change("adding up by rack", Planner(table, replace(cluster, rack_labels=True), exchange).predict())
+        yield "adding up by rack", replace(cluster, rack_labels=True), exchange
     if exchange.wire == "fp32":
-        yield Change("bf16", Planner(table, cluster, replace(exchange, wire="bf16")).predict())
+        yield "bf16", cluster, replace(exchange, wire="bf16")
     if not exchange.overlap:
-        yield Change("DistributedOptimizer", Planner(table, cluster, overlapping).predict())
+        yield "DistributedOptimizer", cluster, overlapping
     if not exchange.overlap and exchange.wire == "fp32":
-        yield Change(
-            "bf16 with a DistributedOptimizer", Planner(table, cluster, replace(overlapping, wire="bf16")).predict()
-        )
-
-
-def _other_hosts(table: ModelTable, cluster: ClusterSpec, exchange: Exchange) -> Iterator[Change]:
+        yield "bf16 with a DistributedOptimizer", cluster, replace(overlapping, wire="bf16")
     if cluster.hosts > 1 and cluster.workers <= _MOST_PER_HOST:
         single = ClusterSpec(1, cluster.bits_per_second, workers_per_host=cluster.workers)
-        yield Change(f"one host with {cluster.workers} workers", Planner(table, single, exchange).predict())
+        yield f"one host with {cluster.workers} workers", single, exchange
 
 
 def _faster_links(table: ModelTable, cluster: ClusterSpec, exchange: Exchange, now: Prediction) -> list[Change]:

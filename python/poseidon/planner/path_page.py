@@ -8,22 +8,29 @@ from pathlib import Path
 from poseidon.planner.clock import BACKWARD, FORWARD, PRODUCT
 from poseidon.planner.critical_path import Part, path_words
 from poseidon.planner.what_if import Outcome, WhatIf
-from poseidon.report.charts import bars_chart
+from poseidon.report.charts import BAR, bars_chart, rows_in_time
 from poseidon.report.layout import PAGE_WIDTH, document, figure, figures, head, section, table
-from poseidon.report.path_chart import Link, path_chart
-from poseidon.report.svg import number_text, percent_text, seconds_text
+from poseidon.report.svg import Canvas, number_text, percent_text, seconds_text
 
 _STYLES = {BACKWARD: "backward", FORWARD: "forward", PRODUCT: "update"}
 
 
 def path_picture(parts: Sequence[Part]) -> str:
     """A critical path, a row for each resource on it."""
-    links = [
-        Link(part.place, part.begin_s, part.end_s, _STYLES.get(part.what, "scheme-1"), f"{part.name}, {part.what}")
-        for part in parts
-    ]
-    end_s = parts[-1].end_s
-    return figure(lambda width: path_chart(links, end_s, width, "Critical path of a step"), PAGE_WIDTH)
+    return figure(lambda width: _path_chart(parts, width), PAGE_WIDTH)
+
+
+def _path_chart(parts: Sequence[Part], width: float) -> Canvas:
+    """The path from 0 to its end. Places are in the order in which they come first."""
+    places = list(dict.fromkeys(part.place for part in parts))
+    canvas, across, tops = rows_in_time(places, parts[-1].end_s * 1e3, width, "Critical path of a step")
+    top_of = dict(zip(places, tops, strict=True))
+    for part in parts:
+        from_ms, to_ms = part.begin_s * 1e3, part.end_s * 1e3
+        tip = f"{part.name}, {part.what}: {number_text(to_ms - from_ms)} ms"
+        style, length = _STYLES.get(part.what, "scheme-1"), max(0.5, across(to_ms) - across(from_ms))
+        canvas.rect(across(from_ms), top_of[part.place], length, BAR, style, tip)
+    return canvas
 
 
 def write_what_if(found: WhatIf, path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from poseidon import _core
 from poseidon.planner.cluster import MOST_WORKERS
 from poseidon.planner.workload import Workload
@@ -20,16 +22,13 @@ def _limits(layer: _core.Layer, factor_count: int) -> list[tuple[str, int]]:
     def best(count: int) -> str:
         return _core.best_scheme(layer, factor_count, _core.Cluster(count, count))
 
+    def end_of(scheme: str, first: int) -> int:
+        """The number from which on it is another one."""
+        return bisect_left(range(MOST_WORKERS + 1), True, first, key=lambda count: best(count) != scheme)
+
     limits, count = [], 2
     while count <= MOST_WORKERS:
-        scheme, last = best(count), count
-        step = 1
-        while last + step <= MOST_WORKERS and best(last + step) == scheme:
-            last, step = last + step, 2 * step
-        while step > 1:
-            step //= 2
-            if last + step <= MOST_WORKERS and best(last + step) == scheme:
-                last += step
-        limits.append((scheme, last))
-        count = last + 1
+        scheme = best(count)
+        count = end_of(scheme, count)
+        limits.append((scheme, count - 1))
     return limits

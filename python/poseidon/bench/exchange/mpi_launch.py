@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import IO, Any
 
@@ -107,9 +107,7 @@ def _end(launcher: subprocess.Popen[Any]) -> None:
 
 
 def _serve(path: str) -> None:
-    endpoint = socket.socket(socket.AF_UNIX)
-    endpoint.connect(path)
-    connection = Connection(endpoint.detach())
+    connection = Client(path, "AF_UNIX")
     rank = int(os.environ["PMI_RANK"])
     connection.send(rank)
     job = connection.recv()
