@@ -142,7 +142,7 @@ def _to_json(one: Sequence[Record]) -> dict[str, Any]:
         "run": first.run,
         "generation": first.generation,
         "world_size": first.world_size,
-        "verdict": diagnose(list(one)).to_json(),
+        "verdict": asdict(diagnose(list(one))),
         "records": [
             {
                 "path": record.path,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from poseidon.doctor.evidence import Evidence, waited_text
@@ -23,10 +23,6 @@ class Verdict:
     ranks: tuple[int, ...]
     servers: tuple[int, ...]
     text: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the verdict as `json.dump` takes it."""
-        return asdict(self)
 
 
 def diagnose(records: list[Record]) -> Verdict:

@@ -235,22 +235,14 @@ def _end_processes(namespaces: list[str]) -> None:
 
 
 def _processes_in(namespaces: list[str]) -> list[int]:
-    """The processes whose network is one of `namespaces`. Zombies have no network."""
-    inodes = {inode for inode in (_inode(NAMESPACE_FOLDER / name) for name in namespaces) if inode is not None}
-    pids = (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
-    return [pid for pid in pids if pid != os.getpid() and _inode(Path(f"/proc/{pid}/ns/net")) in inodes]
+    """The other processes whose network is one of `namespaces`. Zombies have no network."""
+    pids = map(int, _batch("ip", None, [f"netns pids {name}" for name in namespaces]).split())
+    return [pid for pid in pids if pid != os.getpid()]
 
 
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return None
-
-
-def _batch(tool: str, namespace: str | None, lines: list[str]) -> None:
-    """Runs `lines` with one process of `ip` or `tc`, inside `namespace` if given."""
-    _run([tool, *(["-n", namespace] if namespace else []), "-batch", "-"], "\n".join(lines) + "\n")
+def _batch(tool: str, namespace: str | None, lines: list[str]) -> str:
+    """Runs `lines` with one process of `ip` or `tc`, inside `namespace` if given. Returns its output."""
+    return _run([tool, *(["-n", namespace] if namespace else []), "-batch", "-"], "\n".join(lines) + "\n")
 
 
 def _run(command: list[str], text: str = "") -> str:

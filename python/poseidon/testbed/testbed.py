@@ -187,11 +187,6 @@ class Testbed:
                 process.wait()
 
 
-def records() -> list[state.Record]:
-    """The testbeds on this machine."""
-    return state.records()
-
-
 def remove(testbed_id: int) -> None:
     """Removes a testbed by its id, whoever made it. Raises TestbedError if there is none."""
     _require_rights()

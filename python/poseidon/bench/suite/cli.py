@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -56,6 +57,6 @@ def suite(
     cells = load(out)
     write_page(cells, out / _PAGE)
     if as_json:
-        print_json([row.to_json() for row in rows_of(cells)])
+        print_json([asdict(row) for row in rows_of(cells)])
     else:
         print_line(f"{len(cells)} cells: {out / _PAGE}")

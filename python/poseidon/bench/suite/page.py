@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from poseidon.bench.suite.cells import BUSY, Cell, latest
 from poseidon.bench.suite.grid import PEER, SCALE
@@ -38,10 +37,6 @@ class Row:
     efficiency: float
     over_ddp: float | None  # DDP's step over this one; None without DDP
     limited: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """All of it as plain data."""
-        return asdict(self)
 
     def texts(self) -> list[str]:
         """Its cells in a table, after the model."""
