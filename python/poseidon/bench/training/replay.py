@@ -121,52 +121,23 @@ class ReplaySGD(torch.optim.SGD):
         return loss
 
 
-class _Dense(torch.autograd.Function):
-    """Sleeps through a layer; the backward pass draws its gradients meanwhile."""
+Gradients = tuple[torch.Tensor | None, ...]
+
+
+class _Token(torch.autograd.Function):
+    """Maps the token that orders the layers to itself. Its backward pass calls `work`, which gives the gradients of
+    `tensors`."""
 
     @staticmethod
     def forward(
-        ctx: Any, token: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: ReplayDense
+        ctx: Any, token: torch.Tensor, work: Callable[[], Gradients], *tensors: torch.Tensor | None
     ) -> torch.Tensor:
-        layer.timeline.run_after_arrival(layer.forward_seconds)
-        ctx.layer = layer
+        ctx.work = work
         return token.view_as(token)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        layer: ReplayDense = ctx.layer
-        weight_gradient = layer.stock.draw(layer.weight.shape)
-        bias_gradient = None if layer.bias is None else layer.stock.draw(layer.bias.shape)
-        layer.timeline.run(layer.backward_seconds)
-        return gradients[0], weight_gradient, bias_gradient, None
-
-
-class _AfterLinear(torch.autograd.Function):
-    """Sleeps through an fc layer whose product `output` is; backward sleeps before that product's backward runs."""
-
-    @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, output: torch.Tensor, layer: ReplayLinear) -> torch.Tensor:
-        layer.timeline.run_after_arrival(layer.forward_seconds)
-        ctx.layer = layer
-        return token.view_as(token)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        layer: ReplayLinear = ctx.layer
-        layer.timeline.run(layer.backward_seconds)
-        return gradients[0], layer.output_gradient, None
-
-
-class _BackwardStart(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, token: torch.Tensor, timeline: Timeline) -> torch.Tensor:
-        ctx.timeline = timeline
-        return token.view_as(token)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        ctx.timeline.begin()
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Gradients:
+        return gradients[0], None, *ctx.work()
 
 
 class ReplayDense(nn.Module):
@@ -193,7 +164,15 @@ class ReplayDense(nn.Module):
     def forward(self, token: torch.Tensor) -> torch.Tensor:
         for parameter in self.parameters():
             parameter.detach()  # a layer that computes reads its parameters here, and waits until they have arrived
-        return _Dense.apply(token, self.weight, self.bias, self)
+        self.timeline.run_after_arrival(self.forward_seconds)
+        return _Token.apply(token, self._run_backward, self.weight, self.bias)
+
+    def _run_backward(self) -> Gradients:
+        """Draws its gradients while it sleeps."""
+        weight_gradient = self.stock.draw(self.weight.shape)
+        bias_gradient = None if self.bias is None else self.stock.draw(self.bias.shape)
+        self.timeline.run(self.backward_seconds)
+        return weight_gradient, bias_gradient
 
 
 class ReplayLinear(nn.Module):
@@ -215,7 +194,14 @@ class ReplayLinear(nn.Module):
         self.row_seconds = self.forward_seconds / factor_count
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
-        return _AfterLinear.apply(token, self.linear(self.input_rows), self)
+        output = self.linear(self.input_rows)
+        self.timeline.run_after_arrival(self.forward_seconds)
+        return _Token.apply(token, self._run_backward, output)
+
+    def _run_backward(self) -> Gradients:
+        """Sleeps before the backward pass of its product."""
+        self.timeline.run(self.backward_seconds)
+        return (self.output_gradient,)
 
 
 class ReplayModel(nn.Module):
@@ -262,7 +248,11 @@ class ReplayModel(nn.Module):
         for layer in self.layers.values():
             self.timeline.arrive()
             token = layer(token)
-        return _BackwardStart.apply(token, self.timeline).sum()
+        return _Token.apply(token, self._begin_backward).sum()
+
+    def _begin_backward(self) -> Gradients:
+        self.timeline.begin()
+        return ()
 
     def linear_weights(self) -> dict[str, ReplayLinear]:
         """The layers whose weights can go as factors, by the weight's name, in forward order."""

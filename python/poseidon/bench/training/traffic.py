@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from poseidon import _core
 from poseidon.adapter import cost
 from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
 from poseidon.models import LayerSpec, ModelTable
 from poseidon.planner import ClusterSpec, Exchange
+from poseidon.planner.placement import ps_bits
 from poseidon.planner.workload import Workload
 from poseidon.schemes import SCHEMES
 
@@ -44,17 +44,13 @@ def traffic(table: ModelTable, worker_count: int, exchange: Exchange) -> list[La
 
 def dedicated_share(worker_count: int) -> float:
     """What a worker moves with dedicated servers over what it moves with colocated shards, by the parameter server."""
-    dedicated = _core.Cluster(worker_count, worker_count, "dedicated")
-    return _dense_numbers(1, dedicated) / _dense_numbers(1, _core.Cluster(worker_count, worker_count))
+    dedicated, colocated = (ps_bits(1, worker_count, worker_count, runs) for runs in ("dedicated", "colocated"))
+    return dedicated / colocated
 
 
 def averaging_bytes(layer: LayerSpec, worker_count: int, wire: str) -> float:
     """Returns what one worker sends plus receives of a layer when `LocalSGD` averages: parameters come back whole."""
     rules = LayerRules()
     stored = rules.layer(LayerFacts(layer.name, "float32", layer.parameter_count, stored=True), LayerWishes("ps", wire))
-    numbers = _dense_numbers(layer.parameter_count, _core.Cluster(worker_count, worker_count))
+    numbers = ps_bits(layer.parameter_count, worker_count, worker_count, "colocated") / 8
     return numbers * rules.terms(stored).bytes_per_value
-
-
-def _dense_numbers(count: int, cluster: _core.Cluster) -> float:
-    return _core.scheme_cost("ps", count, 1, 0, cluster).busiest(cluster)
