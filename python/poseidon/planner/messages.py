@@ -148,14 +148,7 @@ class MessageStep:
             for _ in range(2)
         )
         self.workers = [
-            Worker(
-                self.clock,
-                durations[worker],
-                loads,
-                exchange,
-                partial(self._start, worker),
-                name,
-            )
+            Worker(self.clock, durations[worker], loads, exchange, partial(self._start, worker), name)
             for worker, name in enumerate(names)
         ]
         self._pushes = [self._pushes_of(load) for load in loads]

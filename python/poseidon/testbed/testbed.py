@@ -48,13 +48,7 @@ class Testbed:
     __test__ = False  # not a test class, whatever its name suggests to pytest
 
     def __init__(
-        self,
-        host_count: int,
-        link: str = "1gbit",
-        *,
-        persistent: bool = False,
-        ports: int = 1,
-        **network: Any,
+        self, host_count: int, link: str = "1gbit", *, persistent: bool = False, ports: int = 1, **network: Any
     ) -> None:
         """`network` has more fields of `Layout`: `mtu` (bytes) and those above.
 

@@ -25,14 +25,7 @@ from poseidon.bench.priority.urgent import UrgentConfig, UrgentResult, run_urgen
 from poseidon.bench.progress import round_progress
 from poseidon.bench.training.methods import METHODS, Method, parse_methods
 from poseidon.bench.training.results import MethodResult
-from poseidon.cli.network import (
-    RENO,
-    CongestionOption,
-    QueueOption,
-    Switches,
-    SwitchesOption,
-    network_arguments,
-)
+from poseidon.cli.network import RENO, CongestionOption, QueueOption, Switches, SwitchesOption, network_arguments
 from poseidon.cli.output import JsonFlag, print_results, result_table
 from poseidon.cli.shared_options import shared_options
 from poseidon.errors import InvalidArgument
