@@ -92,6 +92,8 @@ def read_model(
 
     A script is run for a few steps, and so is a model from Python.
     """
+    from poseidon.models import model_table  # help does not wait for numpy
+
     is_script, is_object = name.endswith(".py"), ":" in name
     if is_script and batch is not None:
         raise InvalidArgument(f"--batch {batch} with a script: give {name} the batch by its own arguments")
@@ -99,7 +101,7 @@ def read_model(
         raise InvalidArgument(f"--batch {batch} with {name}: it has a batch of its own")
     if arguments and not is_script:
         raise InvalidArgument(f"{' '.join(arguments)} after {name}, which is no script: leave it out")
-    table = _measured(name, arguments) if is_script or is_object else _known(name, device)
+    table = _measured(name, arguments) if is_script or is_object else model_table(name, device)
     if compute is not None and not 0 < compute < float("inf"):
         raise InvalidArgument(f"--compute is {compute:g}: it must be above 0 seconds")
     table = table.with_batch(batch)
@@ -112,15 +114,6 @@ def _measured(name: str, arguments: Sequence[str]) -> ModelTable:
     from poseidon.cli.measured_script import measure_object, measure_script  # help does not wait for numpy
 
     return measure_script(Path(name), arguments) if name.endswith(".py") else measure_object(name)
-
-
-def _known(name: str, device: str) -> ModelTable:
-    from poseidon.models import model_table  # help does not wait for numpy
-
-    try:
-        return model_table(name, device)
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
 
 
 def read_cluster(file: Path | None, **flags: object) -> ClusterSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from poseidon.errors import InvalidArgument
 from poseidon.models.classic import alexnet, cifar10_quick, vgg19, vgg19_22k
 from poseidon.models.detection import yolo
 from poseidon.models.devices import DEVICES
@@ -40,11 +41,11 @@ def _simplified(name: str) -> str:
 def model_table(name: str, device: str = "titan-x") -> ModelTable:
     """The table of a model by its name, timed on a device of `DEVICES`; case, spaces and hyphens do not matter.
 
-    ValueError for an unknown one.
+    InvalidArgument for an unknown one.
     """
     if device not in DEVICES:
-        raise ValueError(f"unknown device {device!r}; known are {', '.join(DEVICES)}")
+        raise InvalidArgument(f"unknown device {device!r}; known are {', '.join(DEVICES)}")
     for known, build in MODELS.items():
         if _simplified(known) == _simplified(name):
             return DEVICES[device](build())
-    raise ValueError(f"unknown model {name!r}; known are {', '.join(MODELS)}")
+    raise InvalidArgument(f"unknown model {name!r}; known are {', '.join(MODELS)}")

@@ -23,7 +23,7 @@ from poseidon.bench.priority.tables import (
 )
 from poseidon.bench.priority.urgent import UrgentConfig, UrgentResult, run_urgent
 from poseidon.bench.progress import round_progress
-from poseidon.bench.training.methods import METHODS, Method, parse_methods
+from poseidon.bench.training.methods import METHODS, parse_methods
 from poseidon.bench.training.results import MethodResult
 from poseidon.cli.network import RENO, CongestionOption, QueueOption, Switches, SwitchesOption, network_arguments
 from poseidon.cli.output import JsonFlag, print_results, result_table
@@ -61,13 +61,6 @@ def _bytes(text: str, what: str) -> int:
         return parse_bytes(text)
     except ValueError:
         raise InvalidArgument(f"{what} is {text!r}: it must be a size such as 4194304 or 4MiB") from None
-
-
-def _methods(text: str) -> tuple[Method, ...]:
-    try:
-        return tuple(parse_methods(text))
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
 
 
 @app.command(epilog="Example: poseidon bench priority urgent --link 100mbit --repeats 5")
@@ -132,7 +125,7 @@ def _grid(
         step_count=steps,
         repeat_count=repeats,
         models=tuple(model or PAPER_MODELS),
-        methods=_methods(methods),
+        methods=tuple(parse_methods(methods)),
         options=priority_options(priorities, threshold),
         testbed=network_arguments(priorities, switches, congestion=congestion, queue_ms=queue_ms),
     )

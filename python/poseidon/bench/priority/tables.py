@@ -11,7 +11,6 @@ from typing import Any
 from poseidon.bench.training.methods import METHODS, Method, parse_methods
 from poseidon.bench.training.results import MethodResult, TrainConfig, TrainResult
 from poseidon.bench.training.run import run_training
-from poseidon.errors import InvalidArgument
 from poseidon.models import model_table
 from poseidon.rates import format_rate
 
@@ -119,12 +118,8 @@ class GridResult:
 
 def run_grid(config: GridConfig, progress: Callable[[str], AbstractContextManager[Progress]]) -> GridResult:
     """Measures all runs of `config`. Needs root. `progress(name of a run)` shows its rounds. Raises PoseidonError."""
-    try:
-        runs = list(config.runs())
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
     finished = []
-    for rate, run in runs:
+    for rate, run in list(config.runs()):  # all of them, so that what is wrong with one is told at once
         with progress(f"{run.model} ×{run.host_count} {rate:g} Gb/s") as show:
             finished.append(GridRun(rate, run_training(run, show)))
     return GridResult(finished)

@@ -24,7 +24,6 @@ from poseidon.cli.network import (
     network_arguments,
 )
 from poseidon.cli.output import JsonFlag, print_results, result_table
-from poseidon.errors import InvalidArgument
 from poseidon.models import DEVICES, MODELS, model_table
 
 _MIB = 2**20
@@ -156,11 +155,8 @@ def train(
     Efficiency is the median step of the same processes without exchange over the median step with it. The bound is the
     efficiency that no schedule of the method's bytes can beat on ports that get what plain TCP copies get.
     """
-    try:
-        chosen = tuple(parse_methods(methods))
-        tables = [model_table(name, device).with_batch(batch) for name in model]
-    except ValueError as error:
-        raise InvalidArgument(str(error)) from None
+    chosen = tuple(parse_methods(methods))
+    tables = [model_table(name, device).with_batch(batch) for name in model]
     given = {"chunk_bytes": chunk_bytes, "small_bytes": small_bytes, "group_bytes": group_bytes}
     options = {name: value for name, value in given.items() if value is not None}
     options |= priority_options(priorities, threshold)

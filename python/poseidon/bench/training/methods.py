@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from poseidon.bench.training.traffic import LayerTraffic, averaging_bytes, traffic
+from poseidon.errors import InvalidArgument
 from poseidon.models import ModelTable
 from poseidon.options import BY_NAME
 from poseidon.planner import Exchange
@@ -229,9 +230,9 @@ def parse_methods(text: str) -> list[Method]:
 def methods_named(names: Sequence[str]) -> list[Method]:
     """The methods of these names, each once. "none" comes first, since efficiency needs it.
 
-    Raises ValueError for an unknown name.
+    Raises InvalidArgument for an unknown name.
     """
     for name in names:
         if name not in METHODS:
-            raise ValueError(f"unknown method {name!r}; known are {', '.join(METHODS)}")
+            raise InvalidArgument(f"unknown method {name!r}; known are {', '.join(METHODS)}")
     return [METHODS[name] for name in dict.fromkeys(["none", *names])]
