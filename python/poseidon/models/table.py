@@ -112,9 +112,9 @@ class ModelTable:
     """A network's layers in forward order.
 
     batch: samples per worker and iteration. iteration_seconds: of one iteration of `batch` samples on one device
-    without exchange, from iteration_source; the unscaled value also on a scaled table. scale: the divisor `scaled`
-    applied. sample: what a sample is. forward_share: the forward pass's part of an iteration's compute. seconds: what
-    each layer's forward and backward pass take, where that was measured; empty: in proportion to their FLOPs.
+    without exchange, from iteration_source; the unscaled value also on a scaled table. sample: what a sample is.
+    forward_share: the forward pass's part of an iteration's compute. seconds: what each layer's forward and
+    backward pass take, where that was measured; empty: in proportion to their FLOPs.
     """
 
     name: str
@@ -122,7 +122,6 @@ class ModelTable:
     batch: int
     iteration_seconds: float
     iteration_source: str
-    scale: int = 1
     sample: str = "image"
     forward_share: float = FORWARD_SHARE
     seconds: tuple[tuple[float, float], ...] = ()
@@ -198,7 +197,6 @@ def scaled(model: ModelTable, divisor: int) -> ModelTable:
         model,
         layers=tuple(replace(layer, weight_shape=shrink(layer.weight_shape)) for layer in model.layers),
         batch=max(1, model.batch // divisor),
-        scale=model.scale * divisor,
     )
 
 

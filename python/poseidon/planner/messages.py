@@ -28,7 +28,6 @@ class _Message(NamedTuple):
 
     load: int
     chunk: int
-    sender: int
     receiver: int
     size: float
     is_push: bool
@@ -204,7 +203,7 @@ class MessageStep:
 
     def _send(self, load: int, chunk: int, sender: int, receiver: int, size: float, is_push: bool) -> None:
         what = PUSHES if is_push and self._pushes[load] else FACTORS if is_push else RESULTS
-        message = _Message(load, chunk, sender, receiver, size, is_push, self._path(sender, receiver), what)
+        message = _Message(load, chunk, receiver, size, is_push, self._path(sender, receiver), what)
         if not message.path:
             self._arrived(message)
             return
