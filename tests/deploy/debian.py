@@ -8,9 +8,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from waiting import happens, wait_until
 
 SUITE = "bookworm"
 PACKAGES = "systemd,dbus,python3,python3-venv,iproute2,libssl3,ca-certificates"
@@ -77,10 +78,11 @@ class Machine:
 
     def wait(self, command: str, expected: str, seconds: float = 30.0) -> None:
         """Waits until a command prints this. Raises AssertionError with what it prints instead."""
-        deadline = time.monotonic() + seconds
-        while (told := self.run(command, check=False).strip()) != expected:
-            assert time.monotonic() < deadline, f"{command}: {told}, expected {expected}"
-            time.sleep(0.2)
+
+        def told() -> str:
+            return self.run(command, check=False).strip()
+
+        wait_until(lambda: told() == expected, lambda: f"{expected!r} of {command}: {told()}", seconds, every=0.2)
 
 
 @contextlib.contextmanager
@@ -104,22 +106,22 @@ def booted(root: Path) -> Iterator[Machine]:
 
 def _first_child(children: Path) -> int:
     """Waits until systemd is the process: before, the mounts are being made."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        for child in children.read_text().split():
-            if Path(f"/proc/{child}/comm").read_text().strip() == "systemd":
-                return int(child)
-        time.sleep(0.05)
-    raise AssertionError("systemd was not started")
+
+    def systemd() -> int | None:
+        names = {int(child): Path(f"/proc/{child}/comm").read_text().strip() for child in children.read_text().split()}
+        return next((child for child, name in names.items() if name == "systemd"), None)
+
+    return wait_until(systemd, "systemd to be started", 10)
 
 
 def _remove(group: Path) -> None:
     """The processes in it end when their namespace's first has ended."""
-    for _ in range(50):
-        try:
+
+    def is_gone() -> bool:
+        with contextlib.suppress(OSError):
             for inner in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
                 inner.rmdir()
             group.rmdir()
-            return
-        except OSError:
-            time.sleep(0.1)
+        return not group.exists()
+
+    happens(is_gone, 5, every=0.1)

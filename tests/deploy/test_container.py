@@ -10,7 +10,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 
 import debian
 from places import PROJECT
+from waiting import wait_until
 
 BASE = "docker.io/library/python:3.11-slim"
 IMAGE = "localhost/poseidon-server"
@@ -92,11 +92,8 @@ def answer(server: subprocess.Popen[bytes]) -> str:
 
 
 def test_the_image_serves_a_job(server: subprocess.Popen[bytes], secret: Path) -> None:
-    deadline = time.monotonic() + 30
-    while answer(server) != "200":
-        assert server.poll() is None, "the server has ended"
-        assert time.monotonic() < deadline, "the server does not answer"
-        time.sleep(0.2)
+    wait_until(lambda: server.poll() is not None or answer(server) == "200", "the server's answer", every=0.2)
+    assert server.poll() is None, "the server has ended"
     job = ["nsenter", "-t", str(server.pid), "-n", sys.executable, "-m", "poseidon", "run", "-n", "2"]
     script = [str(PROJECT / "examples/push_pull.py")]
     job += ["--servers", "127.0.0.1:7000", "--timeout", "20"]

@@ -7,11 +7,11 @@ import os
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from poseidon.launch import free_port
+from waiting import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sinfo")
 NODES = ("127.0.0.1", "127.0.0.2")  # names that are addresses need no name service
@@ -86,11 +86,10 @@ def _idle_nodes(environment: dict[str, str]) -> int:
 
 
 def _wait_until(condition: Callable[[], bool], folder: Path) -> None:
-    latest = time.monotonic() + START_S
-    while not condition():
-        told = "\n".join(path.read_text()[-2000:] for path in folder.glob("*.txt"))
-        assert time.monotonic() < latest, f"Slurm does not start:\n{told}"
-        time.sleep(0.2)
+    def told() -> str:
+        return "\n".join(path.read_text()[-2000:] for path in folder.glob("*.txt"))
+
+    wait_until(condition, lambda: f"Slurm to start:\n{told()}", START_S, every=0.2)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -9,15 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from poseidon.admin import Address, AdminClient
 from poseidon.launch import free_port
-
-sys.path.append(str(Path(__file__).parent.parent / "python"))
 from server_process import started_server
+from waiting import IN_PROGRAMS, wait_until
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
@@ -25,15 +24,14 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None,
 HERE, THERE = "10.222.77.1", "10.222.77.2"
 SPACE, LINK_HERE, LINK_THERE = f"psd-silent-{os.getpid()}", f"psdh{os.getpid() % 100000}", f"psdt{os.getpid() % 100000}"
 TIMEOUT_S = 4
-WORKER = """
-import sys, time
+WORKER = f"""{IN_PROGRAMS}
 import numpy as np
 import poseidon
 with poseidon.connect(servers=[sys.argv[1]], rank=0, world_size=1, job="silent", timeout=60) as exchange:
-    exchange.declare({"w": np.zeros(1_000_000)})
+    exchange.declare({{"w": np.zeros(1_000_000)}})
     exchange.push_pull("w", np.ones(1_000_000))
     print("trained", flush=True)
-    time.sleep(600)
+    stay(600)
 """
 
 
@@ -74,14 +72,21 @@ def test_the_job_of_a_machine_without_power_is_dropped_after_the_timeout() -> No
             assert worker.stdout is not None
             assert worker.stdout.readline() == "trained\n"
             assert client.jobs()["memory_bytes"] >= 4_000_000
-            time.sleep(2 * TIMEOUT_S)  # silent, but its machine answers
-            (job,) = client.jobs()["jobs"]
-            assert job["silent_s"] > TIMEOUT_S
+
+            def jobs() -> list[dict[str, Any]]:
+                return client.jobs()["jobs"]
+
+            # It is silent, but its machine answers.
+            wait_until(lambda: any(job["silent_s"] > 1.5 * TIMEOUT_S for job in jobs()), lambda: f"silence: {jobs()}")
+            assert [job["state"] for job in jobs()] == ["running"]
             lose_power()
             began = time.monotonic()
-            while [job["state"] for job in client.jobs()["jobs"]] == ["running"]:
-                assert time.monotonic() < began + 3 * TIMEOUT_S
-                time.sleep(0.1)
+            wait_until(
+                lambda: [job["state"] for job in jobs()] != ["running"],
+                "the job to be dropped",
+                3 * TIMEOUT_S,
+                every=0.1,
+            )
             assert time.monotonic() > began + 1
             assert client.jobs()["memory_bytes"] == 0
         finally:

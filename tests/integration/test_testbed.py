@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from poseidon.bench.exchange.run import run_exchange
 from poseidon.errors import InvalidArgument
 from poseidon.launch import launch, run_workers
 from poseidon.testbed import Layout, Testbed, TestbedError, missing_requirements, network, records, remove, state
+from waiting import IN_PROGRAMS
 
 missing = missing_requirements()
 pytestmark = pytest.mark.skipif(bool(missing), reason="shaped links need " + " and ".join(missing))
@@ -259,7 +259,7 @@ def test_workers_run_in_hosts_that_are_gone_afterwards(tmp_path: Path) -> None:
 
 def test_interrupting_a_run_removes_its_hosts(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
-    script.write_text("import os, time\nprint(os.environ['MASTER_ADDR'], flush=True)\ntime.sleep(60)")
+    script.write_text(IN_PROGRAMS + "import os\nprint(os.environ['MASTER_ADDR'], flush=True)\nstay()")
     process = subprocess.Popen(
         [*POSEIDON, "run", "-n", "2", "--link", "1gbit", str(script)],
         stdout=subprocess.PIPE,
@@ -267,9 +267,9 @@ def test_interrupting_a_run_removes_its_hosts(tmp_path: Path) -> None:
         text=True,
     )
     assert process.stdout is not None
-    network_id = int(process.stdout.readline().split(".")[2])
+    network_id, same = (int(process.stdout.readline().split(".")[2]) for _ in range(2))  # both workers are there
+    assert network_id == same
     assert exists(network_id)
-    time.sleep(0.2)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=20) == 130
     process.stdout.close()

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +14,7 @@ from traffic_meter import judges_rates, metered
 from poseidon.dscp import default_dscp
 from poseidon.errors import InvalidArgument
 from poseidon.testbed import Testbed, missing_requirements, network, remove
+from waiting import steady, wait_until
 
 missing = missing_requirements()
 pytestmark = pytest.mark.skipif(bool(missing), reason="shaped links need " + " and ".join(missing))
@@ -114,8 +114,12 @@ def test_a_packets_class_is_found_by_its_code_point(family: int) -> None:
         before = sent_packets(bed)
         argv = [sys.executable, "-c", SENDER, receiver, *map(str, code_points)]
         subprocess.run(bed.command(0, argv), check=True, timeout=20)
-        time.sleep(0.2)  # a hundred times as long as the port needs
-        sent = [after - count for after, count in zip(sent_packets(bed), before, strict=True)]
+
+        def sent_since() -> list[int]:
+            return [after - count for after, count in zip(sent_packets(bed), before, strict=True)]
+
+        wait_until(lambda: sum(sent_since()) >= len(code_points), lambda: f"packets to leave: {sent_since()}")
+        sent = sent_since()
     assert sent[:2] == [3, 7]
     assert sent[2] >= 30
 
@@ -131,6 +135,13 @@ def test_connections_of_both_ends_have_the_congestion_control(congestion: str) -
         assert [connecting.stdout, accepting.communicate(timeout=20)[0]] == [congestion, congestion]
 
 
+def received_packets(bed: Testbed) -> int:
+    """By host 2."""
+    command = ["ip", "-s", "-j", "link", "show", "dev", "eth0"]
+    shown = subprocess.run(bed.command(2, command), capture_output=True, text=True, check=True)
+    return json.loads(shown.stdout)[0]["stats64"]["rx"]["packets"]  # type: ignore[no-any-return]
+
+
 @judges_rates
 def test_a_switch_drops_what_does_not_fit_its_queue() -> None:
     packets = {}
@@ -139,10 +150,7 @@ def test_a_switch_drops_what_does_not_fit_its_queue() -> None:
             argv = [sys.executable, "-c", SENDER, bed.hosts[2].address, *["0"] * 60]
             senders = [bed.exec(host, argv) for host in (0, 1)]
             assert [sender.wait(timeout=20) for sender in senders] == [0, 0]
-            time.sleep(0.2)  # twice as long as the port needs
-            command = ["ip", "-s", "-j", "link", "show", "dev", "eth0"]
-            shown = subprocess.run(bed.command(2, command), capture_output=True, text=True, check=True)
-            packets[queue_ms] = json.loads(shown.stdout)[0]["stats64"]["rx"]["packets"]
+            packets[queue_ms] = steady(lambda bed=bed: received_packets(bed), pause=0.1)  # one takes 0.4 ms
     assert packets[4.0] < 110  # 60 packets come at twice the port's rate, and the queue has place for 9
     assert packets[40.0] >= 120
 
@@ -177,13 +185,19 @@ def test_each_port_has_racks_of_its_own() -> None:
             shown = subprocess.run(bed.command(1, ["cat", *counters]), capture_output=True, check=True)
             return [int(count) for count in shown.stdout.split()]
 
-        for port, address in enumerate(bed.hosts[1].addresses):
+        def grown(port: int, address: str) -> list[int]:
+            """By how much each port has received more when this one has all that is sent to its address."""
             before = received()
+
+            def growth() -> list[int]:
+                return [after - count for after, count in zip(received(), before, strict=True)]
+
             subprocess.run(bed.command(0, [sys.executable, "-c", SENDER, address, *["0"] * 20]), check=True, timeout=20)
-            time.sleep(0.2)
-            grown = [after - count for after, count in zip(received(), before, strict=True)]
-            assert grown[port] >= 20 * 500
-            assert grown[1 - port] < 20 * 500
+            wait_until(lambda: growth()[port] >= 20 * 500, lambda: f"all to reach port {port}: {growth()}")
+            return growth()
+
+        for port, address in enumerate(bed.hosts[1].addresses):
+            assert grown(port, address)[1 - port] < 20 * 500
 
 
 @pytest.mark.parametrize(("dscp", "message"), [([46], "1 code points were given for 2 copies"), ([0, 64], "0, 64")])

@@ -12,21 +12,22 @@ from contextlib import contextmanager
 
 import pytest
 
+from waiting import IN_PROGRAMS
+
 # For tests that judge rates or shares of rates. What else runs on the machine lowers them, so a failure counts only
 # when it comes three times in a row.
 judges_rates = pytest.mark.flaky(reruns=2, only_rerun="AssertionError")
 
 # Prints the bits per second at which a device receives between two counts of bytes since the start.
 METER = """
-import sys, time
+import time
 def received():
     with open(f"/sys/class/net/{sys.argv[1]}/statistics/rx_bytes") as counter:
         return int(counter.read())
 before, seen = received(), []
 print("ready", flush=True)
 for limit in map(int, sys.argv[2:]):
-    while received() - before < limit:
-        time.sleep(0.002)
+    wait_until(lambda: received() - before >= limit, f"{limit} bytes", every=0.002)
     seen.append((received(), time.monotonic()))
 (first, start), (last, end) = seen
 print(8 * (last - first) / (end - start))
@@ -36,7 +37,7 @@ print(8 * (last - first) / (end - start))
 @contextmanager
 def metered(namespace: str, device: str, byte_count: int) -> Iterator[list[float]]:
     """Afterwards the list has the bits per second at which `device` received the middle of `byte_count` bytes."""
-    command = ["ip", "netns", "exec", namespace, sys.executable, "-c", METER, device]
+    command = ["ip", "netns", "exec", namespace, sys.executable, "-c", IN_PROGRAMS + METER, device]
     limits = [str(byte_count * percent // 100) for percent in (10, 90)]
     rates: list[float] = []
     with subprocess.Popen([*command, *limits], stdout=subprocess.PIPE, text=True) as meter:

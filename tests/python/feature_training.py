@@ -7,7 +7,6 @@ beside those of one process.
 from __future__ import annotations
 
 import contextlib
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -39,6 +38,7 @@ from features import with_prefix
 from poseidon.errors import PoseidonError
 from poseidon.torch.process.context import memberships
 from torch_cases import digest
+from waiting import compute_for, happens
 
 TIMEOUT_S = 8.0  # of the job
 _PATIENCE_S = 4.0  # in which the other ranks meet an error of their own, before they hear of this one's
@@ -126,9 +126,7 @@ def _mark(folder: Path, what: str, rank: int) -> None:
 
 
 def _wait_for(folder: Path, what: str, ranks: Sequence[int], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not all((folder / f"{what}-{rank}").exists() for rank in ranks):
-        time.sleep(0.02)
+    happens(lambda: all((folder / f"{what}-{rank}").exists() for rank in ranks), seconds)
 
 
 def compare(settings: Settings, answer: Answer, mine: Sequence[Mine]) -> None:
@@ -298,7 +296,7 @@ def begin(settings: Settings, rank: int, port: int, folder: Path, servers: str, 
     """Joins the job."""
     moment("init")
     size = size_of(settings)
-    time.sleep(_HEAD_START_S if rank else 0)
+    compute_for(_HEAD_START_S if rank else 0)
     place = {"rank": rank, "world_size": size, "local_rank": rank, "local_world_size": size}
     place |= {"master_addr": "127.0.0.1", "master_port": port}
     poseidon.init(**place, **init_options(settings, rank, folder, servers))
@@ -357,7 +355,7 @@ def _loop(settings: Settings, mine: Sequence[Mine], rank: int, folder: Path, mom
                 break
             moment(f"step {step}")
             if drops(settings) and rank == _SLOW and step >= _PAUSE_FROM:
-                time.sleep(_PAUSE_S)
+                compute_for(_PAUSE_S)
             for one in mine:
                 one.step(step)
         moment("after the last step")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 import poseidon.jax as poseidon
 from poseidon.jax import process
+from waiting import compute_for
 
 STEPS = 3
 
@@ -119,7 +119,7 @@ def watched() -> Any:
     params, rank = poseidon.broadcast(make_params(160)), poseidon.rank()
     step = jax.jit(poseidon.value_and_grad(dense_loss))
     for _ in range(70):
-        time.sleep(0.01 + 0.02 * rank)
+        compute_for(0.01 + 0.02 * rank)
         jax.block_until_ready(step(params, batch(0, rank)))
     meter = process.context().meter
     poseidon.barrier()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import array
 import hashlib
 import random
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import numpy as np
 import poseidon
 from poseidon.errors import InvalidArgument
 from rule_reference import RULES, Reference
+from waiting import compute_for
 
 DTYPES = ("float32", "float32", "float64", "float16", "int32", "int64", "uint8")
 CALLS = (
@@ -194,7 +194,7 @@ class Run:
         elif what == "barrier":
             self.exchange.barrier()
         elif what == "late":
-            time.sleep(0.002 * self.own.randint(0, 3))
+            compute_for(0.002 * self.own.randint(0, 3))
         elif what == "declare" and self.job.later[0].name not in self.held:
             self.declare(self.job.later)
         elif what == "learning rate":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ import optax
 
 import poseidon.jax as poseidon
 from random_jax_models import IN, OTHERS, PLAIN, Model, build
+from waiting import compute_for
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: optax.sgd(0.25),
@@ -372,7 +372,7 @@ class Training:
         elif what == "barrier":
             poseidon.barrier()
         elif what == "late" and poseidon.rank() == step % poseidon.world_size():
-            time.sleep(0.005)
+            compute_for(0.005)
 
 
 def tolerance(job: Job, given: dict[str, Any]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +14,7 @@ import tensorflow as tf
 
 import poseidon.tensorflow as poseidon
 from random_tensorflow_models import EXACT_OPTIMIZERS, IN, KINDS, OPTIMIZERS, OUT, PRECISIONS, build
+from waiting import compute_for
 
 FITS = ("fit", "fit", "fit eagerly", "batches")
 LOOPS = ("graph", "graph", "eager", "xla")
@@ -340,7 +340,7 @@ class Training:
         elif what == "barrier":
             poseidon.barrier()
         elif what == "late" and poseidon.rank() == epoch % self.size:
-            time.sleep(0.01)
+            compute_for(0.01)
 
     def results(self) -> list[np.ndarray]:
         """What must be equal on all ranks, and the same in one process but for rounding."""

@@ -31,6 +31,7 @@ from poseidon.options import resolve
 from poseidon.schemes import is_lossy
 from poseidon.torch.process.context import context
 from torch_cases import digest
+from waiting import compute_for, happens, wait_until
 from workers import job_variables
 
 JOB_SECONDS = 40.0
@@ -65,20 +66,20 @@ class Faults:
         """Kills this process if it is to die here."""
         for fault in self._faults:
             if (fault.phase, fault.step) == (phase, step) and self._is_first(fault):
-                strike = threading.Thread(target=self._strike, args=(fault,), daemon=True)
+                strike = threading.Timer(fault.delay, self._strike, (fault,))
+                strike.daemon = True
                 strike.start()
                 if fault.stalls or not (fault.delay or fault.writing):
                     strike.join()
 
     def _strike(self, fault: Fault) -> None:
-        time.sleep(fault.delay)
-        while fault.writing and not any(self._folder.glob("checkpoints/*.tmp")):
-            time.sleep(0.0001)
+        if fault.writing:
+            happens(lambda: any(self._folder.glob("checkpoints/*.tmp")), JOB_SECONDS, every=0.0001)
         if fault.server is None:
             os.kill(os.getpid(), fault.signal)
             return
-        while not _kill_server(self._folder, fault.server or 0):
-            time.sleep(0.01)  # the one before is dead already, until it has been replaced
+        # The one before is dead already, until it has been replaced.
+        wait_until(lambda: _kill_server(self._folder, fault.server or 0), f"server {fault.server}")
 
     def _is_first(self, fault: Fault) -> bool:
         try:
@@ -199,7 +200,7 @@ class Supervisor:
                         process.join()
                         assert process.exitcode == -signal.SIGKILL, f"server {number} ended with {process.exitcode}"
                         self.restarted += 1
-                        time.sleep(self._server_delay)
+                        compute_for(self._server_delay)
                         start_server(number)
                         continue
                     rank, process = workers.pop(sentinel)

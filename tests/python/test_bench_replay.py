@@ -11,6 +11,7 @@ from torch import nn
 from poseidon.bench.training.products import Product
 from poseidon.bench.training.replay import ReplayLinear, ReplayModel, ReplaySGD, Timeline, input_token
 from poseidon.models import LayerSpec, ModelTable, model_table, scaled
+from waiting import compute_for
 
 TABLE = ModelTable(
     "tiny",
@@ -170,7 +171,7 @@ def test_gradients_arrive_last_layer_first_after_its_share() -> None:
 
 def test_processor_work_in_backward_does_not_delay_the_accelerator() -> None:
     model = ReplayModel(TABLE, 0.9)
-    model.layers["fc"].linear.weight.register_post_accumulate_grad_hook(lambda _: time.sleep(0.2))
+    model.layers["fc"].linear.weight.register_post_accumulate_grad_hook(lambda _: compute_for(0.2))
     loss = model(input_token())
     start = time.monotonic()
     loss.backward()
@@ -179,8 +180,8 @@ def test_processor_work_in_backward_does_not_delay_the_accelerator() -> None:
 
 def test_a_blocked_forward_is_not_caught_up() -> None:
     model = ReplayModel(TABLE, 0.3)
-    model.layers["conv_norm"].register_forward_pre_hook(lambda *_: time.sleep(0.05))
-    model.layers["fc"].linear.register_forward_pre_hook(lambda *_: time.sleep(0.05))
+    model.layers["conv_norm"].register_forward_pre_hook(lambda *_: compute_for(0.05))
+    model.layers["fc"].linear.register_forward_pre_hook(lambda *_: compute_for(0.05))
     start = time.monotonic()
     model(input_token())
     assert time.monotonic() - start >= 0.2
@@ -190,7 +191,7 @@ def test_a_late_layer_keeps_its_duration() -> None:
     timeline = Timeline()
     timeline.begin()
     timeline.arrive()
-    time.sleep(0.05)
+    compute_for(0.05)
     start = time.monotonic()
     timeline.run_after_arrival(0.05)
     assert time.monotonic() - start == pytest.approx(0.05, abs=0.04)

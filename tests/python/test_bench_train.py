@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from poseidon.errors import PeerLost, PoseidonError, PoseidonTimeout
 from poseidon.launch import free_port
 from poseidon.options import resolve
 from poseidon.testbed import missing_requirements
+from waiting import stay
 
 
 class Answering:
@@ -42,8 +42,9 @@ class Answering:
         if rank == self.rank:
             os._exit(3)
 
-    def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)
+    def be_silent_at(self, rank: int) -> None:
+        if rank == self.rank:
+            stay()
 
 
 def test_fleet_answers_in_rank_order() -> None:
@@ -67,7 +68,7 @@ def test_fleet_names_the_host_that_dies() -> None:
 def test_fleet_names_the_hosts_that_are_silent() -> None:
     failure = pytest.raises(PoseidonTimeout, match=r"hosts \[1\] gave no answer")
     with start_fleet([LOOPBACK] * 2, Answering) as fleet, failure:
-        fleet.call("sleep", [(0.0,), (60.0,)], 0.5)
+        fleet.call_same("be_silent_at", 1, timeout_seconds=0.5)
 
 
 def test_a_step_ends_with_the_slowest_host() -> None:

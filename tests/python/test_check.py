@@ -100,11 +100,11 @@ def test_a_faster_port_that_lies_idle() -> None:
 
 def test_a_busy_neighbour_is_named() -> None:
     with contextlib.ExitStack() as stack:
-        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
-        for process in busy:
-            stack.callback(process.wait)
+        command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+        for _ in range(os.cpu_count() or 1):
+            process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE))
             stack.callback(process.kill)
-        time.sleep(0.2)
+            process.stdout.readline()
         found = check_neighbours()
     assert found is not None
     assert "cores, process" in found.text or "hypervisor" in found.text

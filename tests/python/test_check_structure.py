@@ -17,7 +17,7 @@ from structure.contracts import check_cpp_contracts, check_python_contracts  # n
 from structure.dead import check_dead_headers, check_dead_modules  # noqa: E402
 from structure.edges import PACKAGE, cpp_edges, python_edges  # noqa: E402
 from structure.rooms import check_doors, check_rooms_are_listed  # noqa: E402
-from structure.seam import check_seam  # noqa: E402
+from structure.seam import MOST_SLEEPS, WAITING, check_seam, check_sleeps  # noqa: E402
 from structure.text import check_environment, check_length, check_markdown  # noqa: E402
 from structure.tree import Tree  # noqa: E402
 
@@ -311,3 +311,22 @@ def test_nothing_goes_past_the_seam(make_tree: MakeTree, code: str) -> None:
     allowed = "inbox.sleep(); const auto now = Clock::now();  // not a steady_clock\n"
     tree = make_tree({"src/client/x.cc": f"{allowed}{code}\n", "src/base/thread.cc": code, "tests/cpp/x.cc": code})
     assert one(check_seam(tree)).startswith("src/client/x.cc:2: ")
+
+
+NAP = f"time.{'sleep'}(1)"  # in pieces, or the check would find it here
+
+
+@pytest.mark.parametrize(
+    "code", [NAP, f"    {NAP}  # ugly", NAP.removeprefix("time."), f'SCRIPT = "import time; {NAP}"']
+)
+def test_a_test_that_sleeps_says_why(make_tree: MakeTree, code: str) -> None:
+    allowed = f"{NAP}  # the kernel's own time is what counts\nlayers_{NAP.removeprefix('time.')}\n"
+    tree = make_tree({"tests/python/test_x.py": f"{allowed}{code}\n", str(WAITING): code, "python/poseidon/x.py": code})
+    assert one(check_sleeps(tree)).startswith("tests/python/test_x.py:3: ")
+
+
+def test_few_tests_sleep(make_tree: MakeTree) -> None:
+    line = f"{NAP}  # the kernel's own time is what counts\n"
+    assert not list(check_sleeps(make_tree({"tests/deploy/a.py": line * MOST_SLEEPS})))
+    found = one(check_sleeps(make_tree({"tests/deploy/a.py": line * MOST_SLEEPS, "tests/python/b.py": line})))
+    assert found.startswith(f"tests: {MOST_SLEEPS + 1} sleeps")

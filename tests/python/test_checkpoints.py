@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from poseidon.launch import free_port
 from server_process import server_process
 from test_torch_server_update import Model, Spec, assert_same_bits, assert_same_state, optimizer_of, step_once
 from torch_cases import all_equal, parameters_digest
+from waiting import compute_for, wait_until
 
 _core = pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 EVERY = 5
@@ -41,10 +42,10 @@ def complete_versions(directory: Path) -> list[int]:
 
 
 def wait_for(directory: Path, version: int) -> None:
-    deadline = time.monotonic() + 60
-    while max(complete_versions(directory), default=0) < version:
-        assert time.monotonic() < deadline, complete_versions(directory)
-        time.sleep(0.05)
+    wait_until(
+        lambda: max(complete_versions(directory), default=0) >= version,
+        lambda: f"version {version}, there are {complete_versions(directory)}",
+    )
 
 
 def exchanged(port: int, addresses: list[str], directory: Path | None, first: int, last: int) -> tuple[int, bytes]:
@@ -64,7 +65,7 @@ def exchanged(port: int, addresses: list[str], directory: Path | None, first: in
             exchange.push_pull(gradients, out=list(parameters.values()))
             if directory is not None and step % EVERY == 0:
                 wait_for(directory, step)
-                time.sleep(0.2)  # until the server knows, too
+                time.sleep(0.2)  # the server hears of it after the file is there, and tells nobody
     return version, b"".join(one.tobytes() for one in parameters.values())
 
 
@@ -114,7 +115,7 @@ def test_a_rule_of_another_kind_takes_none_of_the_saved_states(tmp_path: Path) -
 def push_for_ever(exchange: poseidon.Exchange, gradient: np.ndarray, counted: np.ndarray) -> None:
     while True:
         exchange.push_pull("count", gradient, out=counted)
-        time.sleep(0.01)
+        compute_for(0.01)
 
 
 def until_lost(port: int, address: str) -> int:
@@ -141,7 +142,7 @@ def test_servers_may_be_killed_at_any_moment(tmp_path: Path) -> None:
         with serving as (process, address), ThreadPoolExecutor() as pool:
             running = pool.submit(workers.run, 2, until_lost, free_port(), address)
             wait_for(tmp_path, reached + 1)
-            time.sleep(delays.uniform(0, 0.3))
+            assert not wait([running], delays.uniform(0, 0.3)).done
             process.kill()
             assert all_equal(versions := running.result())
         assert versions[0] >= reached
@@ -257,16 +258,20 @@ def test_the_command_lists_and_checks(tmp_path: Path) -> None:
 
 
 def test_a_server_says_that_it_cannot_write_and_goes_on(tmp_path: Path) -> None:
-    directory = tmp_path / "gone"
-    with server_process(*arguments(directory), stderr=subprocess.PIPE) as (process, address):
+    directory, said = tmp_path / "gone", tmp_path / "said"
+    with (
+        said.open("w") as errors,
+        server_process(*arguments(directory), stderr=errors.fileno()) as (process, address),
+    ):
         assert directory.is_dir()
         shutil.rmtree(directory)
         directory.write_text("in the way")
         answers = workers.run(2, exchanged_anyway, free_port(), [address])
         assert answers[0] == answers[1]
+        expected = "poseidon server: checkpoint version 5 of job 'default' is lost, training goes on"
+        wait_until(lambda: expected in said.read_text(), lambda: f"{expected!r} in {said.read_text()!r}")
         process.terminate()
-        _, errors = process.communicate(timeout=20)
-    assert "poseidon server: checkpoint version 5 of job 'default' is lost, training goes on" in errors
+        assert process.wait(timeout=20) == 0
 
 
 def test_a_server_ends_although_nobody_reads_what_it_says(tmp_path: Path) -> None:
@@ -282,7 +287,8 @@ def test_a_server_ends_although_nobody_reads_what_it_says(tmp_path: Path) -> Non
             shutil.rmtree(directory)
             directory.write_text("in the way")
             workers.run(2, exchanged_anyway, free_port(), [address])
-            time.sleep(1.5)  # in which it looks for what there is to say
+            with pytest.raises(subprocess.TimeoutExpired):
+                process.wait(1.5)  # in which it looks for what there is to say, as it does once a second
             process.terminate()
             assert process.wait(timeout=10) == 0
     finally:
@@ -299,7 +305,6 @@ def exchanged_anyway(port: int, addresses: list[str]) -> bytes:
         for _ in range(2 * EVERY):
             client.push_pull(layer, np.ones(100, "float32"), out, 2)
             client.wait(layer)
-        time.sleep(1.5)  # the server looks once a second for what there is to say
     return out.tobytes()
 
 

@@ -10,21 +10,20 @@ from pathlib import Path
 import pytest
 
 from poseidon.launch import Failure, run_workers
+from waiting import IN_PROGRAMS
 
 # Worker `victim` is killed in step 3, or when all steps are done. Its replacement comes when the other one has ended,
 # or just before it ends.
 PROGRAM = """
-import os, pathlib, signal, sys, time
+import os, pathlib, signal
 rank, folder, moment = int(os.environ["RANK"]), pathlib.Path(sys.argv[1]), sys.argv[2]
-def wait_for(name):
-    while not (folder / name).exists():
-        time.sleep(0.01)
 is_new = not (folder / f"start-{rank}").exists()
 (folder / f"start-{rank}").touch()
 if not is_new:
-    (folder / "replaced").touch()
+    (folder / "replaced").write_text(str(os.getpid()))
     if moment == "step":
-        wait_for("trained")
+        wait_for(folder / "trained")
+        (folder / "comes").touch()
 import torch
 import poseidon.torch as poseidon
 torch.set_num_threads(1)
@@ -44,12 +43,12 @@ if rank == 0 and is_new and moment == "end":
 with (folder / "saved").open("a") as file:
     file.write(f"{rank} {is_new}\\n")
 if moment == "end":
-    wait_for("replaced")
+    replacement = int(wait_until(lambda: (folder / "replaced").exists() and (folder / "replaced").read_text(), "it"))
     poseidon.shutdown()
-    time.sleep(1)
+    happens(lambda: not runs(replacement), 1)
 (folder / "trained").touch()
 if moment == "step":
-    time.sleep(0.5)
+    happens((folder / "comes").exists, 0.5)
 """
 
 
@@ -65,7 +64,7 @@ def test_a_run_that_has_ended_takes_no_replacement(
     on_failure: str, moment: str, codes: list[int], failure: Failure | None, tmp_path: Path
 ) -> None:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(IN_PROGRAMS + PROGRAM)
     began = time.monotonic()
     command = [sys.executable, str(program), str(tmp_path), moment]
     outcome = run_workers(command, 2, options={"on_failure": on_failure, "flight_record": "off"})

@@ -13,8 +13,11 @@ import tempfile
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from waiting import IN_PROGRAMS, runs, steady, wait_for, wait_until
 
 POSEIDON = [sys.executable, "-m", "poseidon"]
 
@@ -45,15 +48,16 @@ def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
     assert (tmp_path / "end").exists()
 
 
-UNREAD = """
-import os, pathlib, signal, sys, time
+UNREAD = f"""{IN_PROGRAMS}
+import os, pathlib
 rank = os.environ["RANK"]
 pathlib.Path(sys.argv[1], rank).write_text(str(os.getpid()))
 while rank in sys.argv[2]:
     print("x" * 200)
-while not pathlib.Path(sys.argv[1], "go on").exists():
-    time.sleep(0.01)
-sys.exit(3 if rank == "2" else time.sleep(60))
+wait_for(pathlib.Path(sys.argv[1], "go on"))
+if rank == "2":
+    sys.exit(3)
+stay()
 """
 
 
@@ -67,31 +71,27 @@ def start_unread(folder: Path, talkers: str) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    assert process.stdout is not None
-    before = 0
-    deadline = time.monotonic() + 60
-    while (
-        before == 0 or before != waiting_bytes(process) or not all((folder / str(rank)).exists() for rank in range(3))
-    ):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        before = waiting_bytes(process)
-        time.sleep(0.5)
+    wait_for(*(folder / str(rank) for rank in range(3)))
+    wait_until_full(process)
     return process
 
 
-def waiting_bytes(process: subprocess.Popen[bytes]) -> int:
+def wait_until_full(process: subprocess.Popen[Any]) -> None:
+    """Waits until the pipe of its output takes no more."""
+    wait_until(lambda: waiting_bytes(process) > 0, "output")
+    steady(lambda: waiting_bytes(process), pause=0.3)
+    assert process.poll() is None
+
+
+def waiting_bytes(process: subprocess.Popen[Any]) -> int:
     """How many bytes of its output nobody has read."""
     assert process.stdout is not None
     return struct.unpack("i", fcntl.ioctl(process.stdout, termios.FIONREAD, bytes(4)))[0]  # type: ignore[no-any-return]
 
 
-def has_ended(folder: Path, rank: int) -> bool:
-    try:
-        stat = Path("/proc", (folder / str(rank)).read_text(), "stat").read_text()
-    except OSError:
-        return True
-    return stat.rpartition(")")[2].split()[0] in "ZX"
+def have_ended(folder: Path) -> bool:
+    """All three workers."""
+    return not any(runs(int((folder / str(rank)).read_text())) for rank in range(3))
 
 
 @pytest.mark.parametrize("talkers", ["1", "12", "012"])
@@ -107,7 +107,7 @@ def test_a_signal_ends_a_run_whose_output_nobody_reads(tmp_path: Path, talkers: 
         assert time.monotonic() - began < (10 if "0" in talkers else 4)
     finally:
         process.kill()
-    assert all(has_ended(tmp_path, rank) for rank in range(3))
+    assert have_ended(tmp_path)
     assert os.listdir(tmp_path / "own") == []
 
 
@@ -115,10 +115,7 @@ def test_a_failure_ends_the_other_workers_although_nobody_reads(tmp_path: Path) 
     process = start_unread(tmp_path, "1")
     (tmp_path / "go on").touch()
     try:
-        deadline = time.monotonic() + 20
-        while not all(has_ended(tmp_path, rank) for rank in range(3)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: have_ended(tmp_path), "the workers' end", 20)
         text, _ = process.communicate(timeout=20)
     finally:
         process.kill()
@@ -130,9 +127,11 @@ def test_a_reader_that_comes_late_gets_everything(tmp_path: Path) -> None:
     (script := tmp_path / "worker.py").write_text(
         "import os\nfor line in range(200_000 * int(os.environ['RANK'])): print(line)"
     )
-    command = f"{sys.executable} -m poseidon run -n 2 {script} | (sleep 3; cat)"
-    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
-    assert done.stdout.splitlines() == [f"[1] {line}" for line in range(200_000)]
+    with subprocess.Popen([*POSEIDON, "run", "-n", "2", str(script)], stdout=subprocess.PIPE, text=True) as process:
+        wait_until_full(process)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert output.splitlines() == [f"[1] {line}" for line in range(200_000)]
 
 
 FAILING = """
@@ -199,15 +198,15 @@ def test_on_a_terminal_rank_zero_writes_to_it(tmp_path: Path) -> None:
     ]
 
 
-INTERRUPTED = """
-import pathlib, sys, time
+INTERRUPTED = f"""{IN_PROGRAMS}
+import os, pathlib
 try:
-    pathlib.Path(sys.argv[1], __import__("os").environ["RANK"]).touch()
-    time.sleep(60)
+    pathlib.Path(sys.argv[1], os.environ["RANK"]).touch()
+    stay()
 except KeyboardInterrupt:
     for letter in "whole" * 20:
         print(letter, end="", file=sys.stderr, flush=True)
-        time.sleep(0.002)
+        compute_for(0.002)
     print(file=sys.stderr)
 """
 
@@ -217,9 +216,7 @@ def test_an_interrupted_run_says_so_last_and_tears_no_line(tmp_path: Path) -> No
     script.write_text(INTERRUPTED)
     command = [*POSEIDON, "run", "-n", "3", str(script), str(tmp_path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        while not all((tmp_path / str(rank)).exists() for rank in range(3)):
-            assert process.poll() is None
-            time.sleep(0.02)
+        wait_for(*(tmp_path / str(rank) for rank in range(3)))
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
     *lines, last = errors.splitlines()

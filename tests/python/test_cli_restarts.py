@@ -12,20 +12,21 @@ import pytest
 
 from poseidon.errors import InvalidArgument
 from poseidon.launch import Failure, Outcome, run_workers
+from waiting import IN_PROGRAMS, wait_until
 
 POSEIDON = [sys.executable, "-m", "poseidon"]
 
 # Worker 1 leaves a file each time that it starts, so that it knows how often that was.
-PRELUDE = """
-import os, pathlib, signal, sys, time
+PRELUDE = f"""{IN_PROGRAMS}
+import os, pathlib, signal
 from poseidon.failure_marks import note_membership
 note_membership()
 rank, folder = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
-starts = len(list(folder.glob(f"start-{rank}-*"))) + 1
-(folder / f"start-{rank}-{starts}").touch()
-def wait_for(name):
-    while not (folder / name).exists():
-        time.sleep(0.01)
+starts = len(list(folder.glob(f"start-{{rank}}-*"))) + 1
+(folder / f"start-{{rank}}-{{starts}}").write_text(str(os.getpid()))
+def wait_for_end(start):  # as the launcher sees it
+    pid = wait_until(lambda: (folder / start).exists() and (folder / start).read_text(), start)
+    wait_until(lambda: not pathlib.Path("/proc", pid).exists(), "the end of " + start)
 """
 
 # Each generation adds ones over its workers, until all are there; one's first process is killed before it takes part.
@@ -49,8 +50,7 @@ while True:
             os.kill(os.getpid(), signal.SIGKILL)
         exchange.push_pull("ones", ones, average=False)
         if ones[0] < 3:
-            while _core.generation_wanted(store, options.job) <= client.generation:
-                time.sleep(0.01)
+            wait_until(lambda: _core.generation_wanted(store, options.job) > client.generation, "who joins")
             client.abort("a worker joins")
         exchange.close()
     except PoseidonError:
@@ -103,7 +103,7 @@ def test_a_worker_that_fails_is_started_again(
         "    if starts == 2: sys.exit(3)\n"
         "    print('here', os.environ['WORLD_SIZE'], os.environ['POSEIDON_ON_FAILURE'])\n"
         "    (folder / 'done').touch()\n"
-        "wait_for('done')",
+        "wait_for(folder / 'done')",
         2,
         on_failure="rejoin",
     )
@@ -122,7 +122,7 @@ def test_after_the_last_restart_rejoin_ends_the_run(
     run: Callable[..., Outcome], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     outcome = run(
-        "if rank == 1: sys.exit(4)\nwait_for('start-1-2')\ntime.sleep(0.3)\nsys.exit(5)",
+        "if rank == 1: sys.exit(4)\nwait_for_end('start-1-2')\nsys.exit(5)",
         2,
         max_restarts=1,
         on_failure="rejoin",
@@ -138,7 +138,7 @@ def test_after_the_last_restart_shrink_goes_on_without_the_worker(
     run: Callable[..., Outcome], capfd: pytest.CaptureFixture[str]
 ) -> None:
     outcome = run(
-        "if rank == 1: os.kill(os.getpid(), 15)\nwait_for('start-1-2')\ntime.sleep(0.2)",
+        "if rank == 1: os.kill(os.getpid(), 15)\nwait_for_end('start-1-2')",
         3,
         max_restarts=1,
         on_failure="shrink",
@@ -173,7 +173,7 @@ def test_a_worker_that_was_not_reached_is_started_again(tmp_path: Path) -> None:
 
 
 def test_nobody_is_started_again_once_one_has_finished(run: Callable[..., Outcome], tmp_path: Path) -> None:
-    outcome = run("if rank == 1:\n    time.sleep(0.5)\n    sys.exit(2)", 2, on_failure="rejoin")
+    outcome = run("if rank == 1:\n    wait_for_end('start-0-1')\n    sys.exit(2)", 2, on_failure="rejoin")
     assert outcome.exit_status == 2
     assert starts(tmp_path, 1) == 1
 
@@ -190,14 +190,13 @@ def test_the_environment_may_ask_for_restarts_too(
 
 def test_a_signal_ends_the_run_and_restarts_nobody(tmp_path: Path) -> None:
     path = tmp_path / "worker.py"
-    path.write_text(PRELUDE + "time.sleep(60)")
+    path.write_text(PRELUDE + "stay()")
     process = subprocess.Popen(
         [*POSEIDON, "run", "-n", "2", "--on-failure", "rejoin", str(path), str(tmp_path)],
         stderr=subprocess.PIPE,
         text=True,
     )
-    while starts(tmp_path, 0) + starts(tmp_path, 1) < 2:
-        assert process.poll() is None
+    wait_until(lambda: starts(tmp_path, 0) + starts(tmp_path, 1) == 2, "both workers")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
@@ -242,7 +241,7 @@ MISUSE = """\
 from poseidon.errors import InvalidArgument
 from poseidon.failure_marks import leave_mark
 
-if rank == 0: time.sleep(60)
+if rank == 0: stay()
 error = InvalidArgument("two features exclude each other")
 leave_mark(error)
 raise error

@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,12 +17,13 @@ from poseidon.errors import InvalidArgument
 from poseidon.launch import Failure, free_port, launch, run_workers
 from poseidon.launch.worker import MOST_LINE_BYTES, Lines
 from poseidon.options import available_cpu_count
+from waiting import IN_PROGRAMS, runs, wait_until
 
 POSEIDON = [sys.executable, "-m", "poseidon"]
-SLEEPER = """
-import os, pathlib, sys, time
+SLEEPER = f"""{IN_PROGRAMS}
+import os, pathlib
 pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(str(os.getpid()))
-time.sleep(60)
+stay()
 """
 
 
@@ -46,24 +46,6 @@ def collect(command: list[str], count: int, **arguments: object) -> tuple[list[i
     return codes, lines
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def runs(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
-
-
 def start_sleepers(
     script: Callable[[str], str], folder: Path, count: int, under: Sequence[str] = ()
 ) -> tuple[subprocess.Popen[str], list[int]]:
@@ -72,7 +54,7 @@ def start_sleepers(
         [*under, *POSEIDON, "run", "-n", str(count), script(SLEEPER), str(folder)], stderr=subprocess.PIPE, text=True
     )
     files = [folder / str(rank) for rank in range(count)]
-    assert wait_for(lambda: all(path.exists() and path.read_text() for path in files))
+    wait_until(lambda: all(path.exists() and path.read_text() for path in files), "the workers")
     return process, [int(path.read_text()) for path in files]
 
 
@@ -154,28 +136,35 @@ def test_lines_of_progress_bars_and_long_lines() -> None:
         ("os.kill(os.getpid(), 9)", 137, "rank 1 failed first, killed by SIGKILL"),
     ],
 )
-def test_first_failure_is_named(script: Callable[[str], str], death: str, status: int, message: str) -> None:
+def test_first_failure_is_named(
+    script: Callable[[str], str], tmp_path: Path, death: str, status: int, message: str
+) -> None:
     # Rank 2 notices and ends with another error, as workers normally do.
     path = script(
-        f"import os, sys, time\nrank = os.environ['RANK']\nif rank == '1': {death}\ntime.sleep(0.5)\n"
+        f"{IN_PROGRAMS}import os, pathlib\nrank, pid = os.environ['RANK'], pathlib.Path(sys.argv[1], 'pid')\n"
+        f"if rank == '1':\n    pid.write_text(str(os.getpid()))\n    {death}\n"
+        "one = wait_until(lambda: pid.exists() and pid.read_text(), 'rank 1')\n"
+        "wait_until(lambda: not pathlib.Path('/proc', one).exists(), 'the launcher to see the end of rank 1')\n"
         "sys.exit(7 if rank == '2' else 0)"
     )
-    done = subprocess.run([*POSEIDON, "run", "-n", "3", path], capture_output=True, text=True, timeout=60, check=False)
+    command = [*POSEIDON, "run", "-n", "3", path, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == status
     assert f"poseidon: {message}\n" in done.stderr
 
 
-FAILING = """
-import os, signal, sys, threading, time
+FAILING = f"""{IN_PROGRAMS}
+import os, pathlib, signal
 import torch
 import poseidon.torch as poseidon
 
-how, rank = sys.argv[1], int(os.environ["RANK"])
+how, rank, pids = sys.argv[1], int(os.environ["RANK"]), pathlib.Path(sys.argv[2])
 torch.set_num_threads(1)
+(pids / str(rank)).write_text(str(os.getpid()))
 
 class Slow(ValueError):  # the others have ended when it has been shown
     def __str__(self):
-        time.sleep(1)
+        happens(lambda: not any(runs(int((pids / other).read_text())) for other in "02"), 1)
         return "the data of rank one is broken"
 
 def fail():
@@ -207,27 +196,26 @@ except poseidon.PoseidonError as error:
     ],
 )
 def test_first_is_whose_failure_the_others_have_heard_of(
-    script: Callable[[str], str], how: str, status: int, message: str
+    script: Callable[[str], str], tmp_path: Path, how: str, status: int, message: str
 ) -> None:
-    done = subprocess.run(
-        [*POSEIDON, "run", "-n", "3", script(FAILING), how], capture_output=True, text=True, timeout=120, check=False
-    )
+    command = [*POSEIDON, "run", "-n", "3", script(FAILING), how, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert f"poseidon: {message}\n" in done.stderr, done.stderr
     assert done.returncode == status
 
 
 def test_workers_that_ignore_everything_are_killed(
-    script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    script: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("poseidon.launch.run.GRACE_SECONDS", 0.5)
     path = script(
-        "import os, signal, sys, time\n"
-        "if os.environ['RANK'] == '0':\n    time.sleep(1)\n    sys.exit(4)\n"
+        f"{IN_PROGRAMS}import os, pathlib, signal\nrank, folder = os.environ['RANK'], pathlib.Path(sys.argv[1])\n"
+        "if rank == '0':\n    wait_for(folder / '1', folder / '2')\n    sys.exit(4)\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "if os.environ['RANK'] == '1': signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "time.sleep(60)"
+        "if rank == '1': signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "(folder / rank).touch()\nstay()"
     )
-    outcome = run_workers([sys.executable, path], 3)
+    outcome = run_workers([sys.executable, path, str(tmp_path)], 3)
     assert outcome.codes == [4, -signal.SIGKILL, -signal.SIGTERM]
     assert outcome.first_failure == Failure(0, 4)
     assert outcome.exit_status == 4
@@ -236,13 +224,12 @@ def test_workers_that_ignore_everything_are_killed(
 
 def test_what_a_worker_started_ends_with_it(script: Callable[[str], str], tmp_path: Path) -> None:
     path = script(
-        "import pathlib, subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+        "import pathlib, subprocess\nchild = subprocess.Popen(['sleep', '60'])\n"
         f"pathlib.Path({str(tmp_path)!r}, 'child').write_text(str(child.pid))"
     )
     assert launch([sys.executable, path], 1) == [0]
     child = int((tmp_path / "child").read_text())
-    assert wait_for(lambda: not runs(child), 5)
+    wait_until(lambda: not runs(child), "the end of what it has started", 5)
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -269,7 +256,8 @@ def test_a_terminal_that_closes_ends_all_workers(script: Callable[[str], str], t
 def test_nohup_lets_workers_outlive_the_terminal(script: Callable[[str], str], tmp_path: Path) -> None:
     process, pids = start_sleepers(script, tmp_path, 2, under=["nohup"])
     process.send_signal(signal.SIGHUP)
-    assert not wait_for(lambda: process.poll() is not None, 1)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(1)
     assert all(runs(pid) for pid in pids)
     process.terminate()
     process.communicate(timeout=20)
@@ -280,7 +268,7 @@ def test_killing_the_launcher_ends_the_workers(script: Callable[[str], str], tmp
     process, pids = start_sleepers(script, tmp_path, 2)
     process.kill()
     process.wait()
-    assert wait_for(lambda: not any(runs(pid) for pid in pids), 10)
+    wait_until(lambda: not any(runs(pid) for pid in pids), "the end of the workers", 10)
 
 
 @pytest.mark.parametrize(

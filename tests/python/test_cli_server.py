@@ -23,6 +23,7 @@ from poseidon.errors import PoseidonError
 from poseidon.launch import free_port
 from poseidon.launch.environment import own_job_name
 from server_process import server_process
+from waiting import IN_PROGRAMS
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 LISTENING = "0A"  # a socket's state in /proc/net/tcp
@@ -55,11 +56,13 @@ def test_server_ends_when_signals_interrupt_each_other() -> None:
 
 
 def test_server_that_was_stopped_goes_on() -> None:
-    with serving() as (_, process_id):
+    with serving() as (address, process_id):
         os.kill(process_id, signal.SIGSTOP)
-        time.sleep(1.5)  # longer than it waits for a signal at a time
+        time.sleep(1.2)  # it waits for a signal for 1 s at a time, and must be stopped for longer
         os.kill(process_id, signal.SIGCONT)
-        time.sleep(0.5)  # `serving` sees to it that it has not ended
+        with poseidon.connect(servers=[address], rank=0, world_size=1, timeout=20) as exchange:
+            exchange.declare({"w": np.zeros(10)})
+            exchange.push_pull("w", np.ones(10))
 
 
 def listening_ports(process_id: int) -> list[int]:
@@ -162,7 +165,7 @@ def test_a_wrong_option_is_one_line() -> None:
 
 
 MEETING = """
-import pathlib, sys, time
+import pathlib
 import numpy as np
 import poseidon
 
@@ -171,10 +174,7 @@ with poseidon.connect(chunk_bytes=4096, timeout=20) as exchange:
     exchange.declare({"w": np.zeros(10)})
     exchange.push_pull("w", np.ones(10))
     here.touch()
-    deadline = time.monotonic() + 20
-    while not there.exists():
-        assert time.monotonic() < deadline, "the other run is not here"
-        time.sleep(0.05)
+    wait_for(there)
     exchange.push_pull("w", np.ones(10))
 """
 
@@ -189,7 +189,7 @@ def name_on_the_servers(run: subprocess.Popen[str]) -> str:
 
 def test_runs_that_give_no_name_share_a_server(tmp_path: Path) -> None:
     script, a, b = tmp_path / "my train.py", tmp_path / "a", tmp_path / "b"
-    script.write_text(MEETING)
+    script.write_text(IN_PROGRAMS + MEETING)
     with serving() as (address, _):
 
         def start(*files: Path) -> subprocess.Popen[str]:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from flight_records import link, record, waiting, write
 from poseidon.cli.main import app
 from poseidon.doctor import Verdict, diagnose, group, load
 from poseidon.launch import free_port
+from waiting import IN_PROGRAMS, meet, wait_until
 
 WAITS = (waiting("w", 3, servers=(0,)),)
 ALL_LINKS = tuple(link(rank) for rank in range(4))
@@ -258,7 +258,7 @@ def test_the_newest_failure_of_the_default_directory_is_read(tmp_path: Path, mon
 
 
 SCRIPT = """
-    import os, sys, time
+    import os
     import numpy as np
     import poseidon
 
@@ -266,12 +266,13 @@ SCRIPT = """
     with poseidon.connect() as exchange:
         array = np.zeros(11 if mode == "mismatch" and rank == 1 else 10, np.float32)
         exchange.declare({"w": array})
-        print("ready", flush=True)
         for step in range(10**9):
+            if step == 1:
+                print("ready", flush=True)
             if step == 3 and rank == 1 and mode == "exception":
                 raise ValueError("the data of rank one is broken")
             if step == 3 and rank == 1 and mode == "late":
-                time.sleep(3)
+                compute_for(3)
             exchange.push_pull("w", array)
 """
 
@@ -279,7 +280,7 @@ SCRIPT = """
 def fail(tmp_path: Path, mode: str) -> dict[str, Any]:
     """Lets rank 1 of three processes fail in a way; what the doctor says of their records."""
     script = tmp_path / "exchange.py"
-    script.write_text(textwrap.dedent(SCRIPT))
+    script.write_text(IN_PROGRAMS + textwrap.dedent(SCRIPT))
     records = tmp_path / "records"
     port = free_port()
     options = {"POSEIDON_FLIGHT_RECORD": str(records), "POSEIDON_TIMEOUT": "1.5"}
@@ -298,7 +299,6 @@ def fail(tmp_path: Path, mode: str) -> dict[str, Any]:
             for process in processes:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "ready\n"
-            time.sleep(0.1)
             processes[1].send_signal(signal.SIGKILL if mode == "killed" else signal.SIGSTOP)
         for rank in (0, 2):
             _, errors = processes[rank].communicate(timeout=20)
@@ -337,23 +337,20 @@ def test_ranks_that_really_disagree_are_found_out(tmp_path: Path) -> None:
     assert one["verdict"]["kind"] == "mismatch", one["verdict"]
 
 
-def alone_but_one() -> str:
+def alone_but_one(folder: Path) -> str:
     import poseidon
 
     exchange = poseidon.connect()
+    meet(folder, exchange.rank, 3)
     if exchange.rank == 1:
-        time.sleep(0.5)  # the others have connected, too
         os.kill(os.getpid(), signal.SIGKILL)
-    deadline = time.monotonic() + 5
     assert exchange.failure is None or exchange.failure.code == "peer_lost"
-    while exchange.failure is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    failure = exchange.failure
+    failure = wait_until(lambda: exchange.failure, "the failure", 5)
     return f"{type(failure).__name__}: {failure}"
 
 
 def test_a_failure_can_be_seen_without_waiting(tmp_path: Path) -> None:
-    answers = workers.run_fresh(3, alone_but_one, POSEIDON_FLIGHT_RECORD=str(tmp_path))
+    answers = workers.run_fresh(3, alone_but_one, tmp_path, POSEIDON_FLIGHT_RECORD=str(tmp_path))
     assert answers[1] is None
     for answer in (answers[0], answers[2]):
         assert answer.startswith("PeerLost: ")

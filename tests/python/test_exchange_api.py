@@ -21,6 +21,7 @@ import workers
 from poseidon.errors import Aborted, InvalidArgument, Mismatch, PoseidonError, ShutDown
 from poseidon.launch import free_port
 from rule_reference import RULES, Reference
+from waiting import wait_until
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 ROOT = Path(__file__).resolve().parents[2]
@@ -362,8 +363,8 @@ def fails(port: int, failing_rank: int) -> str:
             if exchange.rank == failing_rank:
                 raise ZeroDivisionError("oh no")
             handle = exchange.push("w", np.zeros(10), sync=False)
-            while exchange.rank == 0 and not handle.done:  # one rank asks, the other waits
-                time.sleep(0.001)
+            if exchange.rank == 0:  # one rank asks, the other waits
+                wait_until(lambda: handle.done, "the failure")
             handle.wait()
     except (PoseidonError, ZeroDivisionError) as error:
         return f"{type(error).__name__}: {error}"
@@ -449,7 +450,7 @@ def waits_for_a_new_thread(port: int) -> float:
         mine, other = ("a", "b") if exchange.rank == 0 else ("b", "a")
 
         def push_later() -> None:
-            time.sleep(6)
+            time.sleep(6)  # Ranks that wait for each other would be told by then
             exchange.push(other, np.ones(4, "float32"))
 
         with ThreadPoolExecutor(1) as pool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,11 @@ import poseidon
 import workers
 from poseidon.errors import PoseidonError
 from poseidon.launch import free_port
+from waiting import compute_for, wait_for
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 KEYS = ("a", "b")
-BUSY_S = 0.6  # in which a thread that waits looks around, as it does every 0.1 s
+BUSY_S = 0.4  # in which a thread that waits looks around, as it does every 0.1 s
 
 
 def joined(port: int) -> poseidon.Exchange:
@@ -39,21 +39,21 @@ def started_meanwhile(port: int, folder: Path, waits_for: str) -> list[bool]:
     client, layers = exchange._client, [exchange._keys[name].layer for name in KEYS]
     first = push(exchange) if exchange.rank == 0 else None
     if first is None:
-        time.sleep(BUSY_S)
+        wait_for(folder / "busy")
+        compute_for(BUSY_S)
         push(exchange).wait()
-        while not (folder / "seen").exists():
-            time.sleep(0.01)
+        wait_for(folder / "seen")
         push(exchange).wait()
         exchange.close()
         return []
     next_arrays = [np.ones(2000, "float32") for _ in KEYS]
     waits = {"handle": first.wait, "all": exchange.wait_all, "layer": lambda: client.wait(layers[0])}
     waiter = threading.Thread(target=waits[waits_for])
-    waiter.start()
-    time.sleep(0.05)
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(10)
     try:
+        waiter.start()  # the thread gives the interpreter back no sooner than in its wait
+        (folder / "busy").touch()
         while not all(map(client.done, layers)):
             pass
         for layer, array in zip(layers, next_arrays, strict=True):
@@ -75,17 +75,18 @@ def test_a_wait_is_over_although_the_next_operation_has_started(tmp_path: Path, 
     assert workers.run(2, started_meanwhile, free_port(), tmp_path, waits_for)[0] == [True, True, False]
 
 
-def failed(port: int) -> list[str]:
+def failed(port: int, folder: Path) -> list[str]:
     """What each wait raises, of an operation that has completed and of one that has failed."""
     exchange = joined(port)
     first = push(exchange)
     first.wait()
     exchange.barrier()
     if exchange.rank == 1:
-        time.sleep(0.3)  # until the other rank has pushed
+        wait_for(folder / "pushed")
         exchange._client.abort("rank 1 has had enough")
         return []
     second = push(exchange)
+    (folder / "pushed").touch()
     texts = []
     for call in (second.wait, exchange.wait_all, second.wait, lambda: second.done):
         with pytest.raises(PoseidonError, match="had enough") as error:
@@ -101,7 +102,7 @@ def failed(port: int) -> list[str]:
     return texts
 
 
-def test_a_handle_raises_what_its_own_operation_did_as_often_as_it_is_asked() -> None:
-    texts = workers.run(2, failed, free_port())[0]
+def test_a_handle_raises_what_its_own_operation_did_as_often_as_it_is_asked(tmp_path: Path) -> None:
+    texts = workers.run(2, failed, free_port(), tmp_path)[0]
     assert len(texts) == 4
     assert len(set(texts)) == 1

@@ -16,13 +16,10 @@ import poseidon.torch as poseidon
 from forked import FORK
 from poseidon.errors import PoseidonError
 from poseidon.launch import free_port
+from waiting import IN_PROGRAMS, runs, stay, wait_until
 from workers import job_variables
 
 CHILDREN = 8
-
-
-def _idle() -> None:
-    time.sleep(60)
 
 
 def _lose_a_parent(rank: int, port: int, transport: str, folder: Path) -> None:
@@ -32,7 +29,7 @@ def _lose_a_parent(rank: int, port: int, transport: str, folder: Path) -> None:
     if rank == 1:
         fork = multiprocessing.get_context("fork")
         multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # may have children
-        children = [fork.Process(target=_idle) for _ in range(CHILDREN)]
+        children = [fork.Process(target=stay) for _ in range(CHILDREN)]
         for child in children:
             child.start()
         (folder / "children").write_text(" ".join(str(child.pid) for child in children))
@@ -63,18 +60,28 @@ def test_a_killed_rank_is_known_although_its_children_live(transport: str, tmp_p
     assert float(known) - float((tmp_path / "killed").read_text()) < 1
 
 
-PARENT = """
-import multiprocessing, os, pathlib, sys, time
-children = [multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,)) for _ in range(2)]
+PARENT = f"""{IN_PROGRAMS}
+import multiprocessing, os, pathlib
+children = [multiprocessing.get_context("fork").Process(target=stay) for _ in range(2)]
 for child in children:
     child.start()
 pathlib.Path(sys.argv[1], os.environ["RANK"]).write_text(" ".join(str(child.pid) for child in children))
-time.sleep(60)
+stay()
+"""
+
+
+STATUS = f"""{IN_PROGRAMS}
+import os
+def status_of(pid):  # of a child, None if it does not end
+    seen = []
+    happens(lambda: seen.append(os.waitpid(pid, os.WNOHANG)) or any(seen[-1]), 10)
+    if any(seen[-1]):
+        return seen[-1][1]
+    os.kill(pid, 9)
 """
 
 
 FORKS = """
-import os, sys, time
 import numpy as np
 import poseidon
 from poseidon import _core
@@ -103,28 +110,23 @@ if pid == 0:
     if sys.argv[1] == "del":
         del exchange, handle
     sys.exit(0)
-deadline = time.monotonic() + 10
-while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-    time.sleep(0.02)
-if ended == (0, 0):
-    os.kill(pid, 9)
+status = status_of(pid)
 exchange.push_pull("a", array)
 exchange.close()
-print(ended == (pid, 0), array[0])
+print(status, array[0])
 """
 
 
 @pytest.mark.parametrize("how", ["exit", "with", "del"])
 def test_a_child_has_no_part_in_an_exchange_and_ends(how: str) -> None:
-    command = [sys.executable, "-c", FORKS, how]
+    command = [sys.executable, "-c", STATUS + FORKS, how]
     environment = {**os.environ, "POSEIDON_FLIGHT_RECORD": "off"}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30, check=True)
-    assert ended.stdout == "True 1.0\n", ended.stderr
+    assert ended.stdout == "0 1.0\n", ended.stderr
     assert "nanobind" not in ended.stderr
 
 
 TRAINS_AND_FORKS = """
-import os, sys, time
 import torch
 import poseidon.torch as poseidon
 
@@ -135,19 +137,14 @@ if poseidon.rank() == 1:
     pid = os.fork()
     if pid == 0:
         sys.exit(0)
-    deadline = time.monotonic() + 10
-    while (ended := os.waitpid(pid, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    print(f"ended {ended == (pid, 0)}", flush=True)
-    if ended == (0, 0):
-        os.kill(pid, 9)
+    print(f"status {status_of(pid)}", flush=True)
 model(torch.ones(2, 8)).sum().backward()
 poseidon.shutdown()
 """
 
 
 def test_a_child_does_not_wait_for_the_threads_of_its_parents_training(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(TRAINS_AND_FORKS)
+    (tmp_path / "program.py").write_text(STATUS + TRAINS_AND_FORKS)
     command = [
         sys.executable,
         "-m",
@@ -160,7 +157,7 @@ def test_a_child_does_not_wait_for_the_threads_of_its_parents_training(tmp_path:
         str(tmp_path / "program.py"),
     ]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert "ended True" in ended.stdout, ended.stderr
+    assert "status 0\n" in ended.stdout, ended.stderr
     assert ended.returncode == 0, ended.stderr
 
 
@@ -174,17 +171,11 @@ def test_a_killed_launcher_leaves_no_children_and_no_folder(tmp_path: Path) -> N
         env={**os.environ, "TMPDIR": str(folders)},
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 20
-    while len([file for file in pids.iterdir() if file.read_text()]) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_until(lambda: len([file for file in pids.iterdir() if file.read_text()]) == 2, "the workers")
     assert any(folders.glob("poseidon-run-*"))
     launcher.kill()
     launcher.wait()
     children = [int(pid) for file in pids.iterdir() for pid in file.read_text().split()]
     assert len(children) == 4
-    while any(Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_text() for pid in children):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    while any(folders.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(runs, children)), "the end of the workers' children", 20)
+    wait_until(lambda: not any(folders.iterdir()), "the run's folder to go", 20)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import poseidon
 import workers
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.launch import free_port
+from waiting import wait_for
 
 _core = pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 SIZE = 5000
@@ -46,13 +48,14 @@ def started(client: Any, layer: int) -> weakref.ref[np.ndarray]:
     return known
 
 
-def fails(port: int) -> tuple[bool, bool]:
+def fails(port: int, folder: Path) -> tuple[bool, bool]:
     exchange, client, one, two = joined(port)
     if exchange.rank == 1:
-        time.sleep(0.3)
+        wait_for(folder / "started")
         client.abort("rank 1 has had enough")
         return False, False
     first, second = started(client, one), started(client, two)
+    (folder / "started").touch()
     with pytest.raises(PoseidonError, match="had enough"):
         client.wait(one)
     waited = is_held(first)
@@ -61,9 +64,9 @@ def fails(port: int) -> tuple[bool, bool]:
     return waited, is_held(second)
 
 
-def test_a_wait_lets_go_of_what_has_failed() -> None:
+def test_a_wait_lets_go_of_what_has_failed(tmp_path: Path) -> None:
     """The core has let go of it, too. A job that goes on with other ranks needs the memory."""
-    assert workers.run(2, fails, free_port()) == [(False, False)] * 2
+    assert workers.run(2, fails, free_port(), tmp_path) == [(False, False)] * 2
 
 
 def starts_twice(port: int) -> tuple[bool, bool]:
@@ -91,25 +94,25 @@ def test_a_start_that_is_refused_does_not_let_go_of_the_array_of_the_one_under_w
     assert workers.run(2, starts_twice, free_port()) == [(True, True)] * 2
 
 
-def waits_beside(port: int) -> tuple[bool, bool]:
+def waits_beside(port: int, folder: Path) -> tuple[bool, bool]:
     """The thread's wait for all is over, but the thread has not got the interpreter when another exchange starts."""
     exchange, client, one, two = joined(port)
     if exchange.rank == 1:
-        time.sleep(0.3)
+        wait_for(folder / "waits")
         started(client, one)
         client.wait(one)
-        time.sleep(1)
+        wait_for(folder / "next one started")
         started(client, two)
         client.wait(two)
         exchange.close()
         return True, True
     started(client, one)
     waiter = threading.Thread(target=client.wait_all)
-    waiter.start()
-    time.sleep(0.1)
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(10)
     try:
+        waiter.start()  # the thread gives the interpreter back no sooner than in its wait
+        (folder / "waits").touch()
         while not client.done(one):
             pass
         end_s = time.perf_counter() + 0.05
@@ -118,6 +121,7 @@ def waits_beside(port: int) -> tuple[bool, bool]:
         known = started(client, two)
     finally:
         sys.setswitchinterval(interval_s)
+    (folder / "next one started").touch()
     waiter.join()
     held = is_held(known)
     client.wait(two)
@@ -126,5 +130,5 @@ def waits_beside(port: int) -> tuple[bool, bool]:
     return held, released
 
 
-def test_a_wait_for_all_lets_go_only_of_what_had_started_before_it() -> None:
-    assert workers.run(2, waits_beside, free_port()) == [(True, True)] * 2
+def test_a_wait_for_all_lets_go_only_of_what_had_started_before_it(tmp_path: Path) -> None:
+    assert workers.run(2, waits_beside, free_port(), tmp_path) == [(True, True)] * 2

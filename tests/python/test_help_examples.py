@@ -12,7 +12,6 @@ import shlex
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import typer
 
 import flight_records
 from poseidon.cli.main import app
+from waiting import wait_until
 
 ROOT = typer.main.get_command(app)
 
@@ -155,11 +155,12 @@ def test_a_server_is_started_watched_and_drained(tmp_path: Path) -> None:
             one.bind(("127.0.0.1", 0))
         ports = dict(zip(("7000", "7070"), (str(one.getsockname()[1]) for one in sockets), strict=True))
     with serving("poseidon server --port 7000 --admin 7070", ports) as changed:
-        deadline = time.monotonic() + 20
-        while True:
+
+        def listens() -> bool:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(ports["7070"])), 1):
-                break
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+                return True
+            return False
+
+        wait_until(listens, "the server's admin port")
         assert '"jobs": []' in run(changed("poseidon server jobs --admin 127.0.0.1:7070 --json"), tmp_path)
         run(changed("poseidon server drain --admin 127.0.0.1:7070"), tmp_path)

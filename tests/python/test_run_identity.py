@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from forked import FORK
 from poseidon.errors import Refused
 from poseidon.launch import free_port
 from poseidon.options.run_identity import run_of
+from waiting import compute_for, wait_for, wait_until
 from workers import job_variables
 
 AGENT = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -48,7 +48,7 @@ def _train(rank: int, port: int, run: str, folder: Path) -> None:
     if run:
         os.environ["POSEIDON_RUN"] = run
     torch.set_num_threads(1)
-    with (folder / f"errors-{rank}").open("w") as errors, contextlib.redirect_stderr(errors):
+    with (folder / f"errors-{rank}").open("w", buffering=1) as errors, contextlib.redirect_stderr(errors):
         poseidon.init(on_failure="rejoin", flight_record="off")
         model = poseidon.DistributedDataParallel(torch.nn.Linear(2, 1))
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -68,7 +68,7 @@ def _train(rank: int, port: int, run: str, folder: Path) -> None:
                 if is_last.item():
                     end = recovery.step + 1
                 (folder / f"step-{rank}").write_text(f"{recovery.step} {len(recovery.history)}")
-                time.sleep(0.05)
+                compute_for(0.05)
 
 
 def _start(run: str, port: int, folder: Path) -> list[FORK.Process]:  # type: ignore[name-defined]
@@ -92,14 +92,12 @@ def test_a_second_job_at_one_address_is_refused_at_both_sides(
     port = free_port()
     mine, theirs = tmp_path / "first", tmp_path / "second"
     members = _start(first, port, mine)
-    deadline = time.monotonic() + 20
-    while not (mine / "step-1").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for(mine / "step-1")
     strangers = _start(second, port, theirs)
     for process in strangers:
         process.join(20)
     assert [why in (theirs / f"refused-{rank}").read_text() for rank in range(2)] == [True, True]
-    time.sleep(1.2)  # rank 0 looks once a second
+    wait_until(lambda: "was refused: " in (mine / "errors-0").read_text(), "rank 0 to tell of it")
     (mine / "end").touch()
     for process in members:
         process.join(20)
@@ -108,4 +106,3 @@ def test_a_second_job_at_one_address_is_refused_at_both_sides(
         process.join()
     assert [process.exitcode for process in members] == [0, 0]
     assert (mine / "step-0").read_text().endswith(" 0")  # no generation after the first
-    assert "was refused: " in (mine / "errors-0").read_text()

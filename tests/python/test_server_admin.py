@@ -31,6 +31,7 @@ from poseidon.cli.main import app
 from poseidon.errors import InvalidArgument, PoseidonError, Refused, Unreachable
 from poseidon.launch import free_port
 from server_process import started_server
+from waiting import IN_PROGRAMS, compute_for, wait_until
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 VALUE_COUNT = 100_000
@@ -55,11 +56,8 @@ class Running:
     def jobs(self) -> dict[str, dict[str, Any]]:
         return {job["name"]: job for job in self.client.jobs()["jobs"]}
 
-    def wait_for(self, condition: Callable[[dict[str, dict[str, Any]]], bool], seconds: float = 60) -> None:
-        latest = time.monotonic() + seconds
-        while not condition(self.jobs()):
-            assert time.monotonic() < latest, self.jobs()
-            time.sleep(0.05)
+    def wait_for(self, condition: Callable[[dict[str, dict[str, Any]]], bool]) -> None:
+        wait_until(lambda: condition(self.jobs()), lambda: f"other jobs than {self.jobs()}", every=0.05)
 
 
 @contextlib.contextmanager
@@ -79,7 +77,7 @@ def train(port: int, address: str, job: str, until: str, secret: str | None = No
                 array = np.full(VALUE_COUNT, exchange.rank + 1.0, "float32")
                 exchange.push_pull("w", array)
                 assert np.all(array == (exchange.world_size + 1) / 2)
-                time.sleep(0.02)
+                compute_for(0.02)
                 over[0] = os.path.exists(until)
                 exchange.push_pull("is over", over)  # on all ranks in the same step
     except PoseidonError as error:
@@ -113,10 +111,8 @@ class Training(threading.Thread):
 
 
 def wait_until_nothing_is_held(server: Running) -> None:
-    latest = time.monotonic() + 20
-    while server.client.jobs()["memory_bytes"]:  # the last answers leave after their job
-        assert time.monotonic() < latest
-        time.sleep(0.05)
+    # The last answers leave after their job.
+    wait_until(lambda: not server.client.jobs()["memory_bytes"], "memory to be given back", every=0.05)
 
 
 def test_jobs_and_metrics_tell_what_workers_do(tmp_path: Path) -> None:
@@ -237,15 +233,15 @@ def test_a_job_that_has_lost_its_worker_is_listed_and_can_be_evicted() -> None:
         assert server.jobs() == {}
 
 
-RECOVERING = """
-import numpy as np, pathlib, poseidon.torch as poseidon, sys, time, torch
+RECOVERING = f"""{IN_PROGRAMS}
+import poseidon.torch as poseidon, torch
 poseidon.init()
 model = poseidon.DistributedDataParallel(torch.nn.Linear(4, 4))
 recovery = poseidon.Recovery(model)
 while recovery.until(10**6):
     with recovery.attempt():
         model(torch.ones(1, 4)).sum().backward()
-        time.sleep(0.02)
+        compute_for(0.02)
 """
 
 
@@ -272,10 +268,7 @@ def test_tenants_with_jobs_of_one_name_are_told_apart(tmp_path: Path) -> None:
     path.write_text("\n".join(secrets))
     with running("--secret-file", str(path)) as server:
         first, second = (Training(server, "same", tmp_path, 1, secret) for secret in secrets)
-        latest = time.monotonic() + 60
-        while [job["secret"] for job in server.client.jobs()["jobs"]] != [1, 2]:
-            assert time.monotonic() < latest
-            time.sleep(0.05)
+        wait_until(lambda: [job["secret"] for job in server.client.jobs()["jobs"]] == [1, 2], "both jobs", every=0.05)
         with pytest.raises(Refused, match="jobs of the secrets 1 and 2 are named 'same'"):
             server.client.evict("same")
         assert server.client.evict("same", 2) == {"evicted": "same", "secret": 2}
@@ -389,10 +382,10 @@ def test_slow_and_hostile_clients_cannot_stop_it(tmp_path: Path) -> None:
             for _ in range(200):
                 flood.sendall(b"x: " + b"y" * 1000 + b"\r\n")
         connect(b"\x16\x03\x01\x00\xff" * 100 + b"\r\n\r\n")
-        for _ in range(100):
-            connect(b"GET /jobs HT")
+        stalled = [connect(b"GET /jobs HT") for _ in range(100)]
         assert Training(server, "job", tmp_path, 1).end() == [""]  # what the server is for goes on
-        time.sleep(6)  # now the time of all of them is over
+        for client in stalled:  # the time of all of them is over, sooner or later
+            assert select.select([client], [], [], 20)[0]
         server.wait_for(lambda jobs: not jobs)
         trickling = connect(b"GET /jobs HT")
         began = time.monotonic()

@@ -16,6 +16,7 @@ from torch import nn
 import poseidon.torch as poseidon
 from poseidon.errors import InvalidArgument
 from poseidon.launch import free_port
+from waiting import IN_PROGRAMS
 
 POSEIDON = [sys.executable, "-m", "poseidon"]
 DROP_IN = "poseidon.torch.drop_in"
@@ -71,8 +72,9 @@ SPAWN = """
 
 # Rank 0 sends its buffers before the forward pass, waits for nobody, and leaves while rank 1 is still on its way.
 EVALUATE = """
+    import os
     import sys
-    import time
+    from pathlib import Path
 
     import torch
     import torch.distributed as dist
@@ -82,13 +84,16 @@ EVALUATE = """
 
     dist.init_process_group("gloo")
     rank = dist.get_rank()
+    pid = Path(sys.argv[1], "pid of rank 0")
+    if rank == 0:
+        pid.write_text(str(os.getpid()))
     network = make_network()
     model = DDP(network)
     model(torch.ones(2, 1, 8, 8)).sum().backward()
     model.eval()
     network[1].running_mean.fill_(rank + 1)  # what rank 0 sends overwrites it
     if rank == 1:
-        time.sleep(1)
+        happens(lambda: not runs(int(pid.read_text())), 1)
     if rank == 0 or sys.argv[2] == "all":
         with torch.no_grad():
             model(torch.ones(2, 1, 8, 8))
@@ -110,7 +115,7 @@ NETWORK = """
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("programs")
     for name, text in (("train", TRAIN), ("spawn", SPAWN), ("evaluate", EVALUATE), ("network", NETWORK)):
-        (folder / f"{name}.py").write_text(textwrap.dedent(text))
+        (folder / f"{name}.py").write_text((IN_PROGRAMS if name == "evaluate" else "") + textwrap.dedent(text))
     return folder
 
 

@@ -18,6 +18,7 @@ import poseidon.torch as poseidon
 import workers
 from poseidon.launch import free_port
 from torch_cases import mean_loss, mlp, mlp_batch, own_rows, parameters_digest
+from waiting import compute_for, wait_for
 
 
 def different_model(kind: str) -> None:
@@ -90,21 +91,22 @@ def test_a_dead_worker_ends_the_others(where: str) -> None:
         assert "1" in answer
 
 
-def stalls() -> str:
+def stalls(folder: Path) -> str:
     poseidon.init()
     model = poseidon.DistributedDataParallel(mlp())
     inputs, targets = map(own_rows, mlp_batch(0, 4))
     if poseidon.rank() == 1:
-        time.sleep(6)
+        wait_for(folder / "the other one has given up")
     try:
         mean_loss(model, inputs, targets).backward()
     except poseidon.PoseidonError as error:
+        (folder / "the other one has given up").touch()
         return error.code
     return "nothing was raised"
 
 
-def test_a_worker_that_does_not_come_is_waited_for_no_longer_than_the_timeout() -> None:
-    answers = workers.run_fresh(2, stalls, POSEIDON_TIMEOUT="2")
+def test_a_worker_that_does_not_come_is_waited_for_no_longer_than_the_timeout(tmp_path: Path) -> None:
+    answers = workers.run_fresh(2, stalls, tmp_path, POSEIDON_TIMEOUT="2")
     assert answers[0] == "timeout"
     assert answers[1] in ("aborted", "peer_lost", "timeout")
 
@@ -252,7 +254,7 @@ def test_under_torchrun(tmp_path: Path) -> None:
     assert done.stdout.count("ready") == 2
 
 
-def begins_again() -> int:
+def begins_again(folder: Path) -> int:
     """Jobs of the same processes, which meet at the same port; what the earlier ones have left is kept."""
     kept: list[object] = []
     for job, on_failure in enumerate(("abort", "abort", "rejoin", "rejoin")):
@@ -261,13 +263,15 @@ def begins_again() -> int:
         kept += [model] if on_failure == "abort" else [model, poseidon.Recovery(model)]
         poseidon.barrier()
         if poseidon.rank() == job % 2:
-            time.sleep(0.3)  # the other one leaves, and begins again, before
+            wait_for(folder / f"the other one has left job {job}")
+            compute_for(0.1)  # in which it begins again
         poseidon.shutdown()
+        (folder / f"the other one has left job {job}").touch()
     return len(kept)
 
 
-def test_processes_may_begin_again_at_the_same_port() -> None:
-    assert workers.run_fresh(2, begins_again) == [6, 6]
+def test_processes_may_begin_again_at_the_same_port(tmp_path: Path) -> None:
+    assert workers.run_fresh(2, begins_again, tmp_path) == [6, 6]
 
 
 def other_exchange() -> tuple[str, str, float]:

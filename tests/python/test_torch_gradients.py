@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ from torch_cases import (
     own_rows,
     wrap,
 )
+from waiting import meet
 
 SIZE = 48
 
@@ -469,10 +470,10 @@ def test_gradient_penalty() -> None:
     assert all_equal(workers.run(2, gradient_penalty))
 
 
-def backward_fails() -> list[str]:
+def backward_fails(folder: Path) -> list[str]:
     model = poseidon.DistributedDataParallel(mlp(), scheme="auto")
     inputs, targets = map(own_rows, rows_batch(0))
-    time.sleep(0.5)  # the other rank must have left the constructor, too, before it hears of this one's failure
+    meet(folder, poseidon.rank(), 2)  # or the other one would hear of the failure in its constructor
     hidden = model.module[0].register_full_backward_hook(lambda *_: 1 / 0)
     with contextlib.suppress(ZeroDivisionError, poseidon.PoseidonError):  # the other rank may be first
         mean_loss(model, inputs, targets).backward()
@@ -485,12 +486,12 @@ def backward_fails() -> list[str]:
     return texts
 
 
-def _initialized(function: Callable[[], list[str]]) -> list[str]:
+def _initialized(function: Callable[..., list[str]], *args: Any) -> list[str]:
     poseidon.init()
-    return function()
+    return function(*args)
 
 
-def test_a_backward_that_fails_midway_is_not_silently_repeated() -> None:
-    for texts in workers.run_fresh(2, _initialized, backward_fails):
+def test_a_backward_that_fails_midway_is_not_silently_repeated(tmp_path: Path) -> None:
+    for texts in workers.run_fresh(2, _initialized, backward_fails, tmp_path):
         assert not isinstance(texts, workers.Failure), texts
         assert all("earlier backward pass failed" in text for text in texts), texts

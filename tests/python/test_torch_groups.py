@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from poseidon.adapter.membership import Membership
 from poseidon.errors import PoseidonError
 from poseidon.torch.process.context import context_of
 from torch_cases import parameters_digest
+from waiting import wait_until
 
 
 def start_torch(folder: str, rank: int | None = None, world_size: int | None = None) -> None:
@@ -280,13 +281,11 @@ def resumes(folder: str, run: int, whole: bool) -> tuple[int, list[str]]:
         model(torch.full((2, 4), step + rank + 1.0)).square().mean().backward()
         optimizer.step()
     job = model.trained_model().context.settings.job
-    deadline = time.monotonic() + 20
-    while not any(
-        one.job.startswith(job) and one.version == version and one.complete
-        for one in _core.list_checkpoints(f"{folder}/saved")
-    ):
-        assert time.monotonic() < deadline, [(one.job, one.version) for one in _core.list_checkpoints(folder)]
-        time.sleep(0.02)
+    there = functools.partial(_core.list_checkpoints, f"{folder}/saved")
+    wait_until(
+        lambda: any(one.job.startswith(job) and one.version == version and one.complete for one in there()),
+        lambda: f"version {version} of {job}, there are {[(one.job, one.version) for one in there()]}",
+    )
     poseidon.shutdown()
     return optimizer.resumed_version, [*parameters, parameters_digest(model)]
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +15,7 @@ import poseidon.torch as poseidon
 import workers
 from poseidon.errors import PoseidonError
 from poseidon.launch import free_port
+from waiting import compute_for, wait_for
 
 
 @pytest.fixture
@@ -23,6 +24,9 @@ def agent() -> Iterator[dict[str, str]]:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield {"MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
     del store
+
+
+NOBODY = -1
 
 
 def rank_of_process() -> int:
@@ -36,28 +40,34 @@ def exchange() -> int:
     return int(vector[0]) + 1
 
 
-def joins_again(late: int) -> list[int]:
+def begin(folder: Path, job: int, late: int, **options: Any) -> None:
+    """Joins a job for which rank `late` comes when the other one waits already."""
+    if rank_of_process() == late:
+        wait_for(folder / str(job))
+        compute_for(0.3)
+    else:
+        (folder / str(job)).touch()
+    poseidon.init(**options)
+
+
+def joins_again(folder: Path, late: int) -> list[int]:
     sums = []
     for job in range(3):
-        if rank_of_process() == late and job > 0:
-            time.sleep(1.5)
-        poseidon.init()
+        begin(folder, job, late if job > 0 else NOBODY)
         sums.append(exchange())
         poseidon.shutdown()
     return sums
 
 
 @pytest.mark.parametrize("late", [0, 1])
-def test_a_rank_may_be_late_when_the_others_join_again(agent: dict[str, str], late: int) -> None:
-    assert workers.run_fresh(2, joins_again, late, **agent) == [[2, 2, 2]] * 2
+def test_a_rank_may_be_late_when_the_others_join_again(agent: dict[str, str], tmp_path: Path, late: int) -> None:
+    assert workers.run_fresh(2, joins_again, tmp_path, late, **agent) == [[2, 2, 2]] * 2
 
 
-def recovers_twice() -> list[int]:
+def recovers_twice(folder: Path) -> list[int]:
     steps = []
     for job in range(3):
-        if rank_of_process() == job % 2:
-            time.sleep(1.0)
-        poseidon.init(on_failure="rejoin")
+        begin(folder, job, job % 2, on_failure="rejoin")
         model = poseidon.DistributedDataParallel(torch.nn.Linear(3, 2))
         recovery = poseidon.Recovery(model)
         while recovery.until(2):
@@ -69,36 +79,37 @@ def recovers_twice() -> list[int]:
     return steps
 
 
-def test_a_job_with_recovery_may_begin_again_in_the_same_store(agent: dict[str, str]) -> None:
-    assert workers.run_fresh(2, recovers_twice, **agent) == [[2, 2, 2]] * 2
+def test_a_job_with_recovery_may_begin_again_in_the_same_store(agent: dict[str, str], tmp_path: Path) -> None:
+    assert workers.run_fresh(2, recovers_twice, tmp_path, **agent) == [[2, 2, 2]] * 2
 
 
-def fails_and_tries_again() -> list[str]:
+def fails_and_tries_again(folder: Path) -> list[str]:
     outcomes = []
     for timeout in (1.0, 30.0, 30.0):
         if rank_of_process() == 1 and not outcomes:
-            time.sleep(2.0)  # the other one has given up by then
+            wait_for(folder / "the other one has given up")
         try:
             poseidon.init(timeout=timeout)
         except PoseidonError as error:
             outcomes.append(f"{error.code}: {error}")
+            (folder / "the other one has given up").touch()
         else:
             outcomes.append(f"sum {exchange()}")
             poseidon.shutdown()
     return outcomes
 
 
-def test_a_failed_init_does_not_spoil_the_next(agent: dict[str, str]) -> None:
-    first, second = workers.run_fresh(2, fails_and_tries_again, **agent)
+def test_a_failed_init_does_not_spoil_the_next(agent: dict[str, str], tmp_path: Path) -> None:
+    first, second = workers.run_fresh(2, fails_and_tries_again, tmp_path, **agent)
     assert first[0].startswith("timeout: rank 0 waited 1000 ms for rank 1 of 2")
     assert second[0].startswith("aborted: rank 0: rank 0 waited 1000 ms for rank 1 of 2"), "who comes then is told"
     assert first[1:] == second[1:] == ["sum 2", "sum 2"]
 
 
-def tries_until_all_are_there() -> tuple[int, int]:
+def tries_until_all_are_there(folder: Path) -> tuple[int, int]:
     rank, failures = rank_of_process(), 0
     if rank == 2:
-        time.sleep(1.5)
+        wait_for(folder / "rank 1 has tried 2 times")
     while True:
         try:
             poseidon.init(timeout=(5.0, 0.3, 30.0)[rank])
@@ -106,11 +117,12 @@ def tries_until_all_are_there() -> tuple[int, int]:
         except PoseidonError:
             poseidon.shutdown()
             failures += 1
+            (folder / f"rank {rank} has tried {failures} times").touch()
 
 
 @pytest.mark.parametrize("served_by", ["agent", "rank 0"])
-def test_ranks_that_try_again_at_different_times_meet(agent: dict[str, str], served_by: str) -> None:
-    answers = workers.run_fresh(3, tries_until_all_are_there, **(agent if served_by == "agent" else {}))
+def test_ranks_that_try_again_at_different_times_meet(agent: dict[str, str], tmp_path: Path, served_by: str) -> None:
+    answers = workers.run_fresh(3, tries_until_all_are_there, tmp_path, **(agent if served_by == "agent" else {}))
     assert [total for _, total in answers] == [3, 3, 3]
     assert answers[1][0] > 1, "this rank has tried several times"
 
@@ -125,7 +137,7 @@ def with_torchs_group(order: str, urls: list[str]) -> list[int]:
             del os.environ[name]
     for job, url in enumerate(urls):
         if rank == job:
-            time.sleep(0.7)
+            compute_for(0.7)
         if url.startswith("env://:"):
             os.environ["MASTER_PORT"], url = url.removeprefix("env://:"), "env://"
         if order == "poseidon first":

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ import workers
 from overlap_cases import Model, assert_same_training, own_batch, train_step, wrapped
 from poseidon.torch.tensors.watched import raw_grad
 from torch_cases import all_equal, mean_loss, mlp, parameters_digest
+from waiting import wait_for
 
 
 def momentum(params: Any) -> Optimizer:
@@ -178,7 +179,7 @@ def initialized(function: Any) -> Any:
     return function()
 
 
-def peer_leaves(kind: str) -> str:
+def peer_leaves(kind: str, folder: Path) -> str:
     """Rank 1 ends in the middle of a step; rank 0 hears of it at the next parameter, not later."""
     poseidon.init()
     model, optimizer = wrapped(True, lambda params: AdamW(params, lr=0.01))
@@ -186,10 +187,11 @@ def peer_leaves(kind: str) -> str:
     train_step(model, optimizer, 1)
     before = parameters_digest(model)
     if poseidon.rank() == 1:
-        time.sleep(1.0)  # rank 0 begins the step meanwhile
+        wait_for(folder / "rank 0 has begun the step")
         raise SystemExit(3)
     mean_loss(model, *own_batch(2)).backward()
     optimizer.step()
+    (folder / "rank 0 has begun the step").touch()
     use = model.module.state_dict if kind == "checkpoint" else lambda: model(own_batch(3)[0])
     with pytest.raises(poseidon.PoseidonError) as caught:
         use()
@@ -200,7 +202,7 @@ def peer_leaves(kind: str) -> str:
 
 
 @pytest.mark.parametrize("kind", ["forward", "checkpoint"])
-def test_a_peer_that_leaves_is_an_error_at_the_next_use(kind: str) -> None:
+def test_a_peer_that_leaves_is_an_error_at_the_next_use(kind: str, tmp_path: Path) -> None:
     # The comparison of replicas after step 2 would hear of it before.
-    answers = workers.run_fresh(2, peer_leaves, kind, POSEIDON_REPLICA_CHECK="off")
+    answers = workers.run_fresh(2, peer_leaves, kind, tmp_path, POSEIDON_REPLICA_CHECK="off")
     assert "rank 1" in answers[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +18,10 @@ import poseidon.torch as poseidon
 import workers
 from overlap_cases import assert_same_training
 from torch_cases import all_equal, mlp_batch, own_rows
+from waiting import compute_for
 
 ACTIONS = (
-    *("backward", "backward", "backward", "step", "step", "step", "local", "sleep", "schedule", "state"),
+    *("backward", "backward", "backward", "step", "step", "step", "local", "dawdle", "schedule", "state"),
     *("zero", "zero_in_place", "model_zero", "late_zero", "evaluate", "look", "gradients", "average", "clip"),
     *("edit", "drop"),
 )
@@ -135,9 +135,9 @@ class Training:
         with torch.no_grad():
             self.kept[self.count % len(self.kept)].mul_(0.9)
 
-    def sleep(self) -> None:
+    def dawdle(self) -> None:
         if poseidon.rank() == self.count % poseidon.world_size():
-            time.sleep(self.delays[self.count % len(self.delays)] / 1000)
+            compute_for(self.delays[self.count % len(self.delays)] / 1000)
 
     def schedule(self) -> None:
         if self.scheduler.last_epoch < 4:

@@ -13,6 +13,8 @@ import poseidon.torch as poseidon
 import workers
 from overlap_cases import wrapped
 from poseidon.torch.optimizer.worker_update import PendingStep
+from poseidon.torch.process.context import context
+from waiting import compute_for, wait_until
 
 LATE_S = 0.4
 
@@ -31,7 +33,7 @@ class SleepInBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        time.sleep(ctx.seconds)
+        compute_for(ctx.seconds)
         return grad, None
 
 
@@ -75,6 +77,7 @@ def updates_while_waiting() -> list[list[str]]:
     """On rank 0: the order of updates when the first layer's gradient comes last."""
     model, optimizer = wrapped(True, momentum, Two(0.0), scheme="ps")
     names = {entry.param: entry.name for entry in model.synced_parameters}
+    client, late = context().client, next(one.layer for one in model.synced_parameters if one.name == "late.weight")
     updates: list[list[str]] = []
     apply = PendingStep.apply
 
@@ -92,7 +95,8 @@ def updates_while_waiting() -> list[list[str]]:
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-            time.sleep(LATE_S / 2)  # `late` is there by now, on rank 0
+            if not hold:
+                wait_until(lambda: client.done(late), "the gradient of `late`")
         optimizer.synchronize()
     finally:
         PendingStep.apply = apply  # type: ignore[method-assign]

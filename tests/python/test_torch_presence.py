@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ import workers
 from poseidon.torch.process.context import context
 from test_torch_staged import staged
 from torch_cases import all_equal, parameters_digest
+from waiting import compute_for
 
 WORLD_SIZE = 3
 SLOW = 2
@@ -69,7 +69,7 @@ def train(update: str | None, reads: bool) -> Outcome:
         optimizer.zero_grad()
         loss = model(inputs, step).square().mean()
         slow = poseidon.rank() == SLOW and step >= WARM_UP
-        time.sleep(0.06 if slow else 0.002)
+        compute_for(0.06 if slow else 0.002)
         loss.backward()
         if reads and model.module.rare.weight.grad is not None:
             size = float(model.module.rare.weight.grad.abs().sum())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import tempfile
-import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from poseidon.errors import Aborted, Refused
 from poseidon.restore import restore
 from recovery_cases import Fault, Faults, Supervisor, make_optimizer, network, parameters_and_state, train
 from test_torch_recovery_misuse import error_of, loss_of
+from waiting import wait_until
 
 STEPS = 9
 SIZE = 2
@@ -182,8 +182,8 @@ def told(folder: Path, steps: int) -> tuple[int, str]:
     """The steps that a training made, and what it said on standard error."""
     with contextlib.redirect_stderr(io.StringIO()) as said:
         answer = train(folder, SGD, steps, [])
-    while steps > 2 and not any(folder.glob("checkpoints/*.ckpt")):
-        time.sleep(0.01)
+    if steps > 2:
+        wait_until(lambda: any(folder.glob("checkpoints/*.ckpt")), "a checkpoint")
     return answer["steps_made"], said.getvalue()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +15,7 @@ from torch import nn
 import poseidon.torch as poseidon
 from poseidon.adapter import recovery as recovery_module
 from recovery_cases import Fault, Faults, Supervisor, batch
+from waiting import compute_for
 
 
 def small() -> nn.Module:
@@ -52,12 +52,12 @@ def train(
             with recovery.attempt():
                 step, size = recovery.step, poseidon.world_size()
                 optimizer.zero_grad()
-                time.sleep(compute_seconds)
+                compute_for(compute_seconds)
                 loss = loss_of(model, step, poseidon.rank(), size)
                 dies.reached("forward", step)
                 step_of(model, optimizer, [loss])
                 sizes[step] = size
-                time.sleep(pause)
+                compute_for(pause)
     return {
         "params": [param.tolist() for param in module.parameters()],
         "sizes": sizes,

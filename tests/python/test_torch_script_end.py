@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,8 @@ import torch
 import poseidon.torch as poseidon
 from forked import FORK
 from poseidon.launch import free_port
+from waiting import compute_for, wait_for
 from workers import job_variables
-
-PAUSE_S = 1.0
 
 
 def _train(rank: int, port: int, how: str, folder: Path) -> None:
@@ -30,13 +28,15 @@ def _train(rank: int, port: int, how: str, folder: Path) -> None:
         model(torch.ones(8, 64)).square().mean().backward()
         optimizer.step()
     if rank == 0:
-        time.sleep(PAUSE_S)
+        wait_for(folder / "the other one leaves")
+        compute_for(0.3)
         if how == "is killed":
             os.kill(os.getpid(), signal.SIGKILL)
         torch.save(optimizer.state_dict(), folder / "state.pt")
-    elif how == "shuts down":
+        return
+    (folder / "the other one leaves").touch()
+    if how == "shuts down":
         poseidon.shutdown()
-    (folder / f"end-{rank}").write_text(str(time.time()))
 
 
 @pytest.mark.parametrize("how", ["ends", "shuts down", "is killed"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ import poseidon.torch as poseidon
 import workers
 from poseidon.errors import InvalidArgument, PoseidonError
 from torch_cases import all_equal
+from waiting import meet
 
 COUNT = 40
 
@@ -219,7 +220,7 @@ class _Again(torch.autograd.Function):
         return grad, None
 
 
-def reached_again() -> list[str]:
+def reached_again(folder: Path) -> list[str]:
     poseidon.init()
     module = Many()
     model = poseidon.DistributedDataParallel(module)
@@ -230,12 +231,12 @@ def reached_again() -> list[str]:
             said.append("")
         except PoseidonError as error:
             said.append(str(error))
-            time.sleep(2)  # the other rank finds the same before it hears that this one has ended the job
+            meet(folder, poseidon.rank(), 2)  # this one ends the job next, and the other one would hear of that first
     return said
 
 
-def test_a_gradient_that_comes_after_the_start_is_an_error() -> None:
-    for first, second in workers.run_fresh(2, reached_again):
+def test_a_gradient_that_comes_after_the_start_is_an_error(tmp_path: Path) -> None:
+    for first, second in workers.run_fresh(2, reached_again, tmp_path):
         assert "parts.7 received a gradient twice in one backward pass" in first
         assert "an earlier backward pass failed" in second
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from poseidon.torch.model.gradient_form import form_of
 from poseidon.torch.process.context import context
 from test_torch_staged import staged
 from torch_cases import all_equal, assert_close, digest, parameters_digest, run_beside_torch
+from waiting import compute_for
 
 ROWS, COLS, STEPS = 20, 6, 4
 
@@ -309,7 +309,7 @@ def with_a_late_rank(overlapped: bool) -> tuple[str, int]:
     for step in range(15):
         optimizer.zero_grad()
         loss = model(tokens_of(2, step), (2,)).square().sum()
-        time.sleep(0.06 if poseidon.rank() == 2 and step > 10 else 0.002)
+        compute_for(0.06 if poseidon.rank() == 2 and step > 10 else 0.002)
         loss.backward()
         grad = model.module.table.weight.grad
         assert grad is None or grad.is_sparse

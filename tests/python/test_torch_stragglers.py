@@ -21,6 +21,7 @@ from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.launch import free_port
 from poseidon.torch.process.context import context
 from torch_cases import all_equal, assert_close, mean_loss, mlp, mlp_batch, own_rows, parameters_digest
+from waiting import compute_for, wait_for
 
 WORLD_SIZE = 3
 SLOW = 2
@@ -75,7 +76,7 @@ def with_a_pause(update: str | None, steps: int) -> Training:
     for step in range(steps):
         optimizer.zero_grad()
         loss = mean_loss(model, *own_batch(step))
-        time.sleep(0.3 if poseidon.rank() == SLOW and step == WARM_UP else 0.005)
+        compute_for(0.3 if poseidon.rank() == SLOW and step == WARM_UP else 0.005)
         loss.backward()
         if update is None:  # the exchange is over
             note_step(training, model, step)
@@ -148,7 +149,7 @@ def catching_up(update: str, slow: int, steps: int) -> Training:
     while optimizer.step_count < steps:
         optimizer.zero_grad()
         loss = mean_loss(model, *own_batch(training.batches))
-        time.sleep(0.06 if poseidon.rank() == slow and training.batches > WARM_UP else 0.01)
+        compute_for(0.06 if poseidon.rank() == slow and training.batches > WARM_UP else 0.01)
         loss.backward()
         finish_step(training.batches)
         training.batches += 1
@@ -178,7 +179,7 @@ def scaled(steps: int) -> tuple[str, int, int]:
     for number in itertools.count():
         optimizer.zero_grad()
         loss = mean_loss(model, *own_batch(number))
-        time.sleep(0.06 if poseidon.rank() == SLOW and number > WARM_UP else 0.01)
+        compute_for(0.06 if poseidon.rank() == SLOW and number > WARM_UP else 0.01)
         overflows = poseidon.rank() == 0 and number > WARM_UP and number % 3 == 0
         scaler.scale(loss * float("inf") if overflows else loss).backward()
         scaler.step(optimizer)
@@ -210,8 +211,8 @@ def forgotten_step(went_on: Path) -> str:
         loss = mean_loss(model, *own_batch(number))
         if poseidon.rank() != SLOW and number == WARM_UP + 3:
             went_on.touch()
-        while poseidon.rank() == SLOW and number == WARM_UP and not went_on.exists():
-            time.sleep(0.05)
+        if poseidon.rank() == SLOW and number == WARM_UP:
+            wait_for(went_on)
         loss.backward()
         optimizer.step()
         if poseidon.rank() == SLOW and number == WARM_UP:
@@ -266,7 +267,7 @@ def loosely(steps: int) -> Clock:
     for step in range(steps):
         optimizer.zero_grad()
         loss = mean_loss(model, *own_batch(step % 4))
-        time.sleep(0.05 if poseidon.rank() == SLOW else 0.001)
+        compute_for(0.05 if poseidon.rank() == SLOW else 0.001)
         pushed.append(time.monotonic())
         loss.backward()
         answered.append(time.monotonic())

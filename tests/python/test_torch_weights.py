@@ -14,6 +14,7 @@ import workers
 from poseidon.adapter.balance import balanced_rows
 from poseidon.errors import InvalidArgument
 from torch_cases import EXACT_SCHEMES, all_equal, assert_close, mlp, mlp_batch, parameters_digest
+from waiting import compute_for
 
 SIZES = ([3, 1], [1, 3], [5, 0])
 
@@ -163,7 +164,7 @@ def steps_with_balance() -> tuple[int, float, float]:
         begin = time.monotonic()
         model.set_weight(rows)
         loss = model(torch.ones(rows, 48)).mean()
-        time.sleep(seconds_per_row * rows)
+        compute_for(seconds_per_row * rows)
         computed = time.monotonic() - begin
         loss.backward()
         times.append(time.monotonic() - begin)

@@ -30,6 +30,7 @@ from poseidon.live import Board, LayerFigures, LinkFigures, LinkMeter, WorkerFig
 from poseidon.torch.process.context import context
 from poseidon.watch import Lateness, WatchService, fetch, is_silent, latest_worker
 from poseidon.watch.metrics import metrics_text
+from waiting import compute_for
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana-dashboard.json"
 NAMES = ["fc2.weight", "fc1.weight", "conv.weight"]
@@ -207,7 +208,7 @@ def trained_slowly(late_rank: int, seconds: float) -> tuple[dict[str, float], di
     model = poseidon.DistributedDataParallel(layers, scheme={"2": "sfb", "*": "ps"})
     for step in range(33):
         if step and poseidon.rank() == late_rank:
-            time.sleep(seconds)
+            compute_for(seconds)
         model(torch.ones(4, 64)).sum().backward()
     latest = context().meter.latest
     poseidon.barrier()
@@ -244,7 +245,7 @@ def averaged_now_and_then() -> dict[str, Any]:
     model = nn.Linear(64, 8)
     optimizer = poseidon.LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), every=4)
     for step in range(10):
-        time.sleep(0.02 * (step >= 8 and poseidon.rank() == 1))
+        compute_for(0.02 * (step >= 8 and poseidon.rank() == 1))
         model(torch.ones(4, 64)).sum().backward()
         optimizer.step()
     optimizer.average()

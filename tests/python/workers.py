@@ -108,7 +108,7 @@ class _Worker:
         """Makes it print where its threads are, some of which may wait for ever."""
         if self.process.is_alive() and self.process.pid is not None:
             os.kill(self.process.pid, signal.SIGUSR1)
-            time.sleep(0.2)
+            time.sleep(0.2)  # nothing tells that it has done so, and the caller kills it next
 
     def ask_to_end(self) -> None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,7 @@
-"""Time, waiting, threads and randomness come from src/base alone, where a simulated world can stand in for them."""
+"""Time, waiting, threads and randomness come from src/base alone, where a simulated world can stand in for them.
+
+Python tests wait by tests/python/waiting.py, which has a deadline for each wait and says what it was for.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,27 @@ PAST_IT = re.compile(
     r"|getrandom|getentropy)\b"
     r"|\b(?:std::)?time\((?:nullptr|NULL|0)\)|(?<!\w)::sleep\("
 )
+
+WAITING = Path("tests/python/waiting.py")
+SLEEP = re.compile(r"\btime\.sleep\b|(?<![\w.:])sleep\(|\bfrom time import\b.*\bsleep\b")
+MOST_SLEEPS = 12
+FEWEST_WORDS = 4  # of a reason
+
+
+def check_sleeps(tree: Tree) -> Iterator[str]:
+    """Python tests that sleep without a reason beside it, and their number where it is too large."""
+    count = 0
+    for path in tree.matching(".py", below="tests"):
+        if path == WAITING:
+            continue
+        for number, line in enumerate(tree.text(path).splitlines(), 1):
+            code, _, reason = line.partition("#")
+            if SLEEP.search(code):
+                count += 1
+                if len(reason.split()) < FEWEST_WORDS:
+                    yield f"{path}:{number}: wait by {WAITING} for what is needed, or say here why the test sleeps"
+    if count > MOST_SLEEPS:
+        yield f"tests: {count} sleeps outside {WAITING}, at most {MOST_SLEEPS} are allowed"
 
 
 def check_seam(tree: Tree) -> Iterator[str]:
