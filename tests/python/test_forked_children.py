@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def test_a_killed_rank_is_known_although_its_children_live(transport: str, tmp_p
         process.kill()
         process.join()
     known, _, error = (tmp_path / "known").read_text().partition(" ")
-    assert "lost rank 1" in error
+    assert re.search("lost (the shard of )?rank 1 ", error)  # whichever connection is looked at first
     assert float(known) - float((tmp_path / "killed").read_text()) < 1
 
 
