@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -208,7 +209,8 @@ def test_copies_with_wrong_marks(bed: Testbed, dscp: list[int], message: str) ->
 
 def poseidon(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "poseidon", "testbed", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    wide = {**os.environ, "COLUMNS": "160"}  # pytest's readline tells children the width of a terminal
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False, env=wide)
 
 
 def test_commands_show_racks_and_priorities() -> None:
