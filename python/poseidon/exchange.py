@@ -89,12 +89,24 @@ class Handle:
         Raises the PoseidonError that ended the job while they were under way. The receiving arrays then hold nothing
         useful.
         """
-        self._exchange._wait(self._operations)
+        self._exchange._check_process()
+        failure: PoseidonError | None = None
+        for layer, number in self._operations:
+            try:
+                self._exchange._client.wait_operation(layer, number)
+            except PoseidonError as error:  # of the whole job: the other keys complete at once, with the same
+                failure = failure or error
+        if failure is not None:
+            raise failure
 
     @property
     def done(self) -> bool:
         """Whether `wait()` would return at once. Raises the PoseidonError that `wait()` would raise at once."""
-        return self._exchange._done(self._operations)
+        self._exchange._check_process()
+        done = all(self._exchange._client.operation_done(layer, number) for layer, number in self._operations)
+        if done:
+            self.wait()
+        return done
 
 
 class Exchange:
@@ -255,7 +267,7 @@ class Exchange:
         self._check_process()  # before the lock, as in _begin
         with self._lock:
             operations = [(key.layer, key.newest) for key in self._keys.values() if key.newest]
-        self._wait(operations)
+        Handle(self, operations).wait()
 
     def barrier(self) -> None:
         """Returns once every rank has called it."""
@@ -337,24 +349,6 @@ class Exchange:
         if sync:
             handle.wait()
         return handle
-
-    def _done(self, operations: _Operations) -> bool:
-        self._check_process()
-        if not all(self._client.operation_done(layer, number) for layer, number in operations):
-            return False
-        self._wait(operations)
-        return True
-
-    def _wait(self, operations: _Operations) -> None:
-        self._check_process()
-        failure: PoseidonError | None = None
-        for layer, number in operations:
-            try:
-                self._client.wait_operation(layer, number)
-            except PoseidonError as error:  # of the whole job: the other keys complete at once, with the same
-                failure = failure or error
-        if failure is not None:
-            raise failure
 
 
 def _by_key(keys: Keys, arrays: Arrays, what: str) -> dict[str, Any]:

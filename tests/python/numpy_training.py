@@ -8,7 +8,6 @@ Prints one JSON object. It is what a framework adds to the adapter, in little.
 from __future__ import annotations
 
 import json
-import math
 import random
 import sys
 import time
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poseidon.adapter.agreement import check_same
-from poseidon.adapter.arrays import ArrayKind, Arrays, Bytes
+from poseidon.adapter.arrays import ArrayKind, Bytes, StateArrays
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
 from poseidon.adapter.layer_table import LayerTable
@@ -34,14 +33,11 @@ from poseidon.adapter.training_state import RandomStreams, TrainingState
 RATE = 0.05
 
 
-class NumpyArrays(Arrays):
+class NumpyArrays(StateArrays):
     dtypes: Mapping[str, Any] = {name: np.dtype(name) for name in ("float32", "float64", "int64", "uint8")}
 
     def kind_of(self, value: Any) -> ArrayKind | None:
         return (value.dtype.name, value.shape) if isinstance(value, np.ndarray) else None
-
-    def describe(self, value: Any) -> str:
-        return type(value).__name__
 
     def size_bytes(self, array: NDArray[Any]) -> int:
         return array.nbytes
@@ -60,9 +56,6 @@ class NumpyArrays(Arrays):
         return array.copy()
 
     copy = host_copy
-
-    def kind_size_bytes(self, kind: ArrayKind) -> int:
-        return math.prod(kind[1]) * np.dtype(kind[0]).itemsize
 
 
 class Variable(SyncedLayer):

@@ -255,7 +255,9 @@ def batch(step: int, rank: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
-    """By the first word: sgd, adagrad, adam; "overlap" and "server" make it a DistributedOptimizer.
+    """By the first word: sgd, momentum (SGD that takes sparse gradients), adagrad, adam.
+
+    "overlap" and "server" make it a DistributedOptimizer.
 
     "local" makes it a LocalSGD, which averages after 3 steps, "outer" with an outer optimizer, "streaming" in fragments
     that overlap.
@@ -263,6 +265,8 @@ def make_optimizer(kind: str, model: nn.Module) -> torch.optim.Optimizer:
     inner: torch.optim.Optimizer
     if kind.startswith("sgd"):
         inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
+    elif kind.startswith("momentum"):
+        inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     elif kind.startswith("adagrad"):
         inner = torch.optim.Adagrad(model.parameters(), lr=0.01)
     else:
@@ -358,4 +362,5 @@ def parameters_and_state(module: nn.Module, optimizer: torch.optim.Optimizer) ->
     """A digest of the parameters, the buffers and the optimizer's state."""
     states = [state for _, state in sorted(optimizer.state_dict()["state"].items())]
     tensors = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
-    return digest([*module.parameters(), *module.buffers(), *tensors])
+    parts = [part for one in tensors for part in ((one._indices(), one._values()) if one.is_sparse else (one,))]
+    return digest([*module.parameters(), *module.buffers(), *parts])

@@ -388,6 +388,24 @@ def test_join(divide_by_initial: bool, with_optimizer: bool) -> None:
     assert all_equal(in_a_world(2, uneven_as_torchs, divide_by_initial, with_optimizer))
 
 
+def join_that_fails() -> str:
+    model, other = (poseidon.DistributedDataParallel(mlp()) for _ in range(2))
+    with pytest.raises(ZeroDivisionError), model.join():
+        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError), Join([model, other]):
+        raise ZeroDivisionError
+    with other.join():
+        with pytest.raises(InvalidArgument, match=r"join\(\) of another model and join\(\) exclude each other"):
+            model.join()
+        for step in range(dist.get_rank()):
+            mean_loss(other, *batch(step, dist.get_rank())).backward()
+    return parameters_digest(other)
+
+
+def test_a_join_that_has_ended_by_an_error_is_over() -> None:
+    assert all_equal(in_a_world(2, join_that_fails))
+
+
 def uneven_by_hook(wrapper: Wrapper) -> nn.Module:
     model: Any = wrapper(mlp())
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)

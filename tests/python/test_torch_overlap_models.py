@@ -184,6 +184,33 @@ def test_join(divide: bool) -> None:
     assert all_equal(workers.run(3, same_with_and_without, joined, divide))
 
 
+def beside_a_join(joined_first: bool, more: int) -> str:
+    """Two models, of which one is joined. Rank 1 makes so many steps more than rank 0."""
+    poseidon.init()
+    models = [poseidon.DistributedDataParallel(mlp()) for _ in range(2)]
+    try:
+        with models[0].join():
+            for step in range(2 + more * poseidon.rank()):
+                for model in models if joined_first else models[::-1]:
+                    mean_loss(model, *own_batch(step)).backward()
+    except poseidon.PoseidonError as error:
+        return f"{type(error).__name__}: {error}"
+    finally:
+        poseidon.shutdown()
+    return parameters_digest(models[1])
+
+
+@pytest.mark.parametrize("joined_first", [True, False])
+def test_a_model_beside_one_that_is_joined_needs_all_ranks(joined_first: bool) -> None:
+    """The rank that has data is refused at once, and does not wait for the one without."""
+    answers = workers.run_fresh(2, beside_a_join, joined_first, 1)
+    both = "a step of another model and a rank without data in join()"
+    assert answers[1].startswith(f"InvalidArgument: {both} exclude each other: ")
+    assert "Join([model, other])" in answers[1]
+    assert answers[0].partition(":")[0] in ("PeerLost", "Aborted"), answers[0]
+    assert all_equal(workers.run_fresh(2, beside_a_join, joined_first, 0))
+
+
 # Compiled parts, in which uses of parameters are not seen.
 
 

@@ -60,7 +60,9 @@ def test_in_the_middle_of_an_exchange(tmp_path: Path, kind: str) -> None:
     recovered(tmp_path, kind, *(Fault(1, step, "exchange", delay) for step, delay in enumerate(delays, start=1)))
 
 
-@pytest.mark.parametrize("kind", ["adagrad sparse", "adagrad overlap sparse"])
+@pytest.mark.parametrize(
+    "kind", ["adagrad sparse", "adagrad overlap sparse", "momentum sparse", "momentum overlap sparse"]
+)
 def test_sparse_gradients(tmp_path: Path, kind: str) -> None:
     recovered(tmp_path, kind, Fault(1, 2, "backward"), Fault(0, 4, "exchange", 0.0005), Fault(2, 5, "after step"))
 

@@ -45,7 +45,22 @@ def test_state_comes_back_from_text_and_tensors() -> None:
     assert same(decode(text, tensors, TENSORS), state)
 
 
-@pytest.mark.parametrize("value", [print, object(), torch.zeros(2).to_sparse(), 1j, np.zeros(2)])
+@pytest.mark.parametrize("coalesced", [True, False])
+def test_a_sparse_tensor_comes_back_as_it_was(coalesced: bool) -> None:
+    """With the order of its rows, which decides the bits of an update that adds them up."""
+    sparse = torch.sparse_coo_tensor(
+        [[3, 0, 3]], torch.tensor([[1.0, 2], [3, 4], [5, 6]]), (4, 2), check_invariants=True
+    )
+    sparse = sparse.coalesce() if coalesced else sparse
+    text, tensors = encode({"momentum": [sparse]}, TENSORS)
+    found = decode(text, [TENSORS.copy(tensor) for tensor in tensors], TENSORS)["momentum"][0]
+    assert found.is_coalesced() == coalesced
+    assert found.shape == sparse.shape
+    assert torch.equal(found._indices(), sparse._indices())
+    assert torch.equal(found._values(), sparse._values())
+
+
+@pytest.mark.parametrize("value", [print, object(), torch.zeros(2, 2).to_sparse_csr(), 1j, np.zeros(2)])
 def test_what_is_no_plain_data_is_refused_with_its_place(value: Any) -> None:
     with pytest.raises(poseidon.PoseidonError, match=r"state\['a'\]\[1\] is a "):
         encode({"a": [1, value]}, TENSORS)
@@ -61,6 +76,8 @@ def test_what_is_no_plain_data_is_refused_with_its_place(value: Any) -> None:
         '{"tensors": [], "value": {"system": "ls"}}',
         '{"tensors": [], "value": {"tensor": 5}}',
         '{"tensors": [], "value": {"dtype": "load"}}',
+        '{"tensors": [], "value": {"parts": [1, 2]}}',
+        '{"tensors": [], "value": {"parts": [1, 2, [3], true]}}',
     ],
 )
 def test_other_texts_are_refused(text: str) -> None:

@@ -28,13 +28,10 @@ class AgreedArrays:
     `what` is what users call one of them, and `advice` what they can do where ranks have different ones.
     """
 
+    _control: Control
+
     def __init__(self, what: str, advice: str) -> None:
         self._what, self._advice = what, advice
-        self._kinds: list[Kind] = []
-        self._digest = b""
-        self._slot = ""
-        self._sizes: list[int] = []
-        self._control: Control | None = None
 
     def connect(self, control: Control, kinds: Sequence[Kind], sizes: Sequence[int]) -> None:
         """Notes what the ranks of `control` have, as they have found already. Its messages wait for no others'."""
@@ -43,7 +40,6 @@ class AgreedArrays:
         self._take(kinds, sizes)
 
     def _take(self, kinds: Sequence[Kind], sizes: Sequence[int]) -> None:
-        assert self._control is not None
         self._kinds, self._sizes = list(kinds), list(sizes)
         self._digest = _digest(_text(kinds))
         # Now, because a rank that is alone at its first message cannot.
@@ -59,7 +55,6 @@ class AgreedArrays:
         on a rank that has other arrays than `root`.
         """
         control = self._control
-        assert control is not None
         same = list(kinds) == self._kinds
         text = "" if same else _text(kinds)
         is_root = control.rank == root
@@ -68,7 +63,7 @@ class AgreedArrays:
             block[:_DIGEST_BYTES] = np.frombuffer(self._digest if same else _digest(text), np.uint8)
             block[_DIGEST_BYTES:_HEAD_BYTES].view(np.int64)[0] = len(text.encode())
             if same:
-                self._read(arrays, block)
+                control.read(arrays, self._sizes, block[_HEAD_BYTES:])
         control.broadcast_block(block, root, root_waits, self._slot)
         theirs, length = block[:_DIGEST_BYTES].tobytes(), int(block[_DIGEST_BYTES:_HEAD_BYTES].view(np.int64)[0])
         if length:
@@ -77,12 +72,11 @@ class AgreedArrays:
             raise self._difference(_text(self._kinds), text, root)
         elif not is_root:
             assert theirs == self._digest
-            self._write(arrays, block)
+            control.write(arrays, self._sizes, block[_HEAD_BYTES:])
 
     def _follow(self, kinds: Sequence[Kind], arrays: Sequence[Any], root: int, root_waits: bool, length: int) -> None:
         """The root has other arrays than before; so have the others, or they say which."""
         control = self._control
-        assert control is not None
         own = _text(kinds)
         block = control.new_block(length)
         if control.rank == root:
@@ -94,26 +88,7 @@ class AgreedArrays:
         self._take(kinds, [control.arrays.size_bytes(array) for array in arrays])
         self.broadcast(kinds, arrays, root, root_waits)
 
-    def _read(self, arrays: Sequence[Any], block: Any) -> None:
-        assert self._control is not None
-        for array, place in self._places(arrays, block):
-            place[:] = self._control.arrays.bytes_of(array)
-
-    def _write(self, arrays: Sequence[Any], block: Any) -> None:
-        assert self._control is not None
-        for array, place in self._places(arrays, block):
-            self._control.arrays.overwrite(array, place)
-
-    def _places(self, arrays: Sequence[Any], block: Any) -> list[tuple[Any, Any]]:
-        places, end = [], _HEAD_BYTES
-        for array, size_bytes in zip(arrays, self._sizes, strict=True):
-            if size_bytes:
-                places.append((array, block[end : end + size_bytes]))
-            end += aligned(size_bytes)
-        return places
-
     def _difference(self, theirs: str, own: str, root: int) -> Mismatch:
-        assert self._control is not None
         rank = self._control.rank
         ours, others = _by_name(own), _by_name(theirs)
         extra = next((name for name in ours if name not in others), None)

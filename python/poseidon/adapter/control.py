@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ class Control:
         self.on_exchange: Callable[[], None] | None = None  # before anything is exchanged, gradients too
         self.arrays = arrays
         self.threads: set[int] = set()  # that exchange, or train in order to
+        self.rank, self.world_size = client.rank, client.world_size
         self._client = client
         self._layers: dict[tuple[str, int, str], int] = {}
         self._slot_count = 0
@@ -45,16 +46,6 @@ class Control:
             # Someone waits for each of these, so they overtake gradients that are in flight.
             self._client.set_priorities(self._layers[key], [1.0], [0], 0.0)
         return self._layers[key]
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._client.rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-        return self._client.world_size
 
     def note_exchange(self) -> None:
         """Notes that the ranks are about to exchange something. Raises the error of `on_exchange`, if it has one."""
@@ -125,7 +116,7 @@ class Control:
 
     def gather(self, row: Bytes) -> NDArray[np.uint8]:
         """Every rank's bytes: one row for each rank. `row` has the same size on all ranks."""
-        rank, size, width = self._client.rank, self._client.world_size, row.size
+        rank, size, width = self.rank, self.world_size, row.size
         if size * width > _ONE_HOT_BYTES:
             rows = np.empty((size, width), np.uint8)
             rows[rank] = row
@@ -140,11 +131,17 @@ class Control:
 
     def one_hot(self, values: Sequence[int]) -> list[list[int]]:
         """Every rank's `values`, by rank. All ranks pass the same number of values."""
-        width, rank, size = len(values), self._client.rank, self._client.world_size
+        width, size = len(values), self.world_size
         row = [0] * (width * size)
-        row[rank * width : (rank + 1) * width] = values
+        row[self.rank * width : (self.rank + 1) * width] = values
         total = self.sum(row)
         return [total[r * width : (r + 1) * width] for r in range(size)]
+
+    def gather_lists(self, own: Sequence[int]) -> list[list[int]]:
+        """Every rank's numbers, by rank. They are not negative. Ranks may pass different counts of them."""
+        most = max(row[0] for row in self.one_hot([len(own)]))
+        rows = self.one_hot([*own, *[-1] * (most - len(own))]) if most else [[]] * self.world_size
+        return [[number for number in row if number >= 0] for row in rows]
 
     def texts_if_different(self, text: str) -> list[str] | None:
         """None if all ranks passed the same text. Otherwise every rank's text, by rank."""
@@ -156,8 +153,7 @@ class Control:
         lengths = [length for _, length in rows]
         starts = [sum(lengths[:r]) for r in range(len(lengths) + 1)]
         block = np.zeros(_block_bytes(starts[-1]), np.uint8)
-        rank = self._client.rank
-        block[starts[rank] : starts[rank + 1]] = np.frombuffer(data, np.uint8)
+        block[starts[self.rank] : starts[self.rank + 1]] = np.frombuffer(data, np.uint8)
         self._exchange(block, present=True)
         return [block[starts[r] : starts[r + 1]].tobytes().decode() for r in range(len(lengths))]
 
@@ -187,23 +183,24 @@ class Control:
         data[:] = block[: data.size]
 
     def _broadcast_arrays(self, arrays: Sequence[Any], total_bytes: int, root: int) -> None:
-        """The arrays lie one after the other in one block, each at an offset where any dtype may lie."""
+        """The arrays lie one after the other in one block."""
         block = self.new_block(total_bytes)
-        places = []
-        end = 0
-        for array in arrays:
-            size_bytes = self.arrays.size_bytes(array)
-            if size_bytes:
-                places.append((array, block[end : end + size_bytes]))
-            end += aligned(size_bytes)
-        is_root = self._client.rank == root
-        if is_root:
-            for array, place in places:
-                place[:] = self.arrays.bytes_of(array)
+        sizes = [self.arrays.size_bytes(array) for array in arrays]
+        if self.rank == root:
+            self.read(arrays, sizes, block)
         self.broadcast_block(block, root)
-        if not is_root:
-            for array, place in places:
-                self.arrays.overwrite(array, place)
+        if self.rank != root:
+            self.write(arrays, sizes, block)
+
+    def read(self, arrays: Sequence[Any], sizes: Sequence[int], block: Bytes) -> None:
+        """Copies these arrays of so many bytes each into the block, each to a place where any dtype may lie."""
+        for array, place in _places(arrays, sizes, block):
+            place[:] = self.arrays.bytes_of(array)
+
+    def write(self, arrays: Sequence[Any], sizes: Sequence[int], block: Bytes) -> None:
+        """Overwrites the arrays with what `read` has put there."""
+        for array, place in _places(arrays, sizes, block):
+            self.arrays.overwrite(array, place)
 
     # Blocks of bytes, each of a size that all ranks know.
 
@@ -227,7 +224,7 @@ class Control:
         Without `root_waits` that rank goes on before the others have called it. It then waits for them only with the
         next block of this slot, which is to be that of a series.
         """
-        is_root = self._client.rank == root
+        is_root = self.rank == root
         for number, piece in enumerate(_pieces(block)):
             place = f"{slot} {number}" if slot else ""
             self._exchange(piece, present=is_root, waits=root_waits or not is_root, slot=place)
@@ -235,6 +232,15 @@ class Control:
 
 def _pieces(block: Bytes) -> list[Bytes]:
     return [block[start : start + _BLOCK_BYTES] for start in range(0, block.size, _BLOCK_BYTES)]
+
+
+def _places(arrays: Sequence[Any], sizes: Sequence[int], block: Bytes) -> Iterator[tuple[Any, Bytes]]:
+    """The arrays that have bytes, each with its part of the block."""
+    end = 0
+    for array, size_bytes in zip(arrays, sizes, strict=True):
+        if size_bytes:
+            yield array, block[end : end + size_bytes]
+        end += aligned(size_bytes)
 
 
 def aligned(size_bytes: int) -> int:

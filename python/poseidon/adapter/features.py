@@ -7,8 +7,9 @@ own features stand in include/poseidon/features.def. `FEATURES` adds those of Py
 
 from __future__ import annotations
 
+import re
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -30,8 +31,8 @@ Clauses = Mapping[str, str]
 class Feature:
     """One feature. `written` is what users write for it; `{}` in it is the value that they give.
 
-    `remedy` says how to do without it. `when` finds the value in a process's settings: None if they do not give the
-    feature. A feature without `when` is one of the core, or a call adds it.
+    `remedy` says how to do without it. `unless` has options of Python that give the feature, each with the values that
+    do not. A feature without them is one of the core, or a call adds it.
     """
 
     name: str
@@ -39,310 +40,186 @@ class Feature:
     needs: Clauses = field(default_factory=dict)
     breaks: Clauses = field(default_factory=dict)
     remedy: str = ""
-    when: Callable[[Settings], str | None] | None = None
+    unless: Clauses = field(default_factory=dict)
+
+    @staticmethod
+    def of(text: str) -> Feature:
+        """The feature of a row of the table below."""
+        head, *lines, remedy = text.split("\n  ")
+        found: dict[str, dict[str, str]] = {"needs": {}, "breaks": {}, "unless": {}}
+        for line in lines:
+            about, _, why = line.partition(":")
+            kind, name = about.split()
+            found[kind][name] = why.strip()
+        name, _, written = head.partition(": ")
+        return Feature(name, written, remedy=remedy.removeprefix("instead: "), **found)
 
 
-def _value_of(option: str, *usual: str) -> Callable[[Settings], str | None]:
-    """The option's value, if it is none of the usual ones."""
+# A row is a feature's name and what users write for it, then a line for each thing known of it, the remedy last.
+_PYTHON_FEATURES = """
+# Options that the core does not know, or treats alike.
+scheme: scheme={}
+  unless scheme: auto, ps
+  needs gradient_exchange: is a way in which gradients travel
+  instead: leave scheme out
+rare_scheme: scheme={}
+  unless scheme: auto, ps, sfb, sharded_factors
+  needs every_scheme: is not among the schemes that every adapter knows
+  instead: leave scheme out
+lossy: lossy={}
+  unless lossy:
+  needs open_steps: lets layers change to another scheme between steps
+  instead: leave lossy out
+error_feedback: error_feedback=on
+  unless error_feedback: off
+  needs kept_rounding: adds what is rounded off to the next gradient
+  instead: leave error_feedback out
+sequential: schedule=sequential
+  unless schedule: wait_free
+  needs open_steps: starts exchanges when backward is over
+  instead: use schedule=wait_free
+# Frameworks.
+jax: poseidon.jax
+  breaks open_steps: compiles a step into one program
+  breaks every_scheme: knows the schemes auto, ps, sfb and sharded_factors
+  breaks kept_rounding: keeps nothing of one compiled step for the next
+  instead: use poseidon.torch
+tensorflow: poseidon.tensorflow
+  breaks open_steps: compiles a step into one graph
+  instead: use poseidon.torch
+exchange: poseidon.connect()
+  breaks kept_rounding: keeps nothing that wire rounds off
+  instead: use an adapter, such as poseidon.torch
+# Who updates.
+distributed_optimizer: DistributedOptimizer
+  needs gradient_exchange: has the mean gradient of all ranks in every step
+  needs own_exchange: updates parameters as Poseidon brings their gradients
+  needs one_backward: updates parameter by parameter after one backward pass
+  instead: use the optimizer itself, without DistributedOptimizer
+update_worker: update='worker'
+  breaks server_updates: makes the updates on the workers
+  instead: pass update='server' to DistributedOptimizer
+plain_update: the update of parameter {} on the workers
+  breaks server_updates: leaves the servers without it
+  instead: wrap the optimizer of all parameters in DistributedOptimizer(optimizer, model, update='server')
+per_parameter: DistributedOptimizer with update='worker'
+  breaks updates_in_step: makes updates that outlive their step
+  instead: use the optimizer itself
+update_server: update='server'
+  needs kept_values: has servers that keep parameters and optimizer state
+  needs dense_gradients: has servers that take dense gradients only
+  needs data_everywhere: takes the hyperparameters of rank 0 in every step
+  breaks gradient_first: applies gradients as backward gives them, one at a time
+  instead: use update='worker'
+server_unsaved: update='server' without checkpoint_dir
+  breaks state_survives: keeps parameters and optimizer state on servers, which may be lost
+  instead: set checkpoint_dir, from which they go on, or use update='worker'
+one_version: checkpoint_keep=1 with update='server'
+  breaks state_survives: leaves nothing to go back to while the newest checkpoint is written
+  instead: keep 2 or more
+resume: resume=True
+  needs server_updates: takes what servers have saved, and workers load theirs by load_state_dict()
+  breaks state_survives: takes what Recovery takes from checkpoint_dir by itself
+  instead: leave resume out
+aggregator: aggregator={}
+  needs server_updates: is what servers do with the gradients of several workers
+  needs own_gradients: needs the own gradient of every rank
+  needs common_updates: reduces the gradients of all ranks to one
+  breaks plain_mean: knows no weights
+  instead: leave aggregator out
+scaling_optimizer: {}
+  needs common_updates: scales its updates by the size of the gradients of all ranks
+  instead: use torch.optim.SGD
+lbfgs: {}
+  breaks one_backward: makes several backward passes in a step, and needs all gradients together
+  instead: use another optimizer
+successor: a second DistributedOptimizer for the same parameters
+  breaks state_survives: takes over from the one that Recovery was given
+  instead: make it before Recovery, or start a run of its own with it
+max_norm: max_norm
+  needs gradient_first: clips by the norm of all gradients before the update
+  needs dense_gradients: needs norms, which sparse gradients do not have
+  instead: leave max_norm out
+clip_previous: clip='previous'
+  breaks state_survives: needs the norm of the step before, which a replacement does not have
+  instead: use clip='gathered'
+grad_scaler: GradScaler
+  needs gradient_first: divides gradients by its scale before the update
+  instead: use torch.autocast with bfloat16, which needs no scaling
+changed_gradient: a change of {}.grad between backward and step()
+  needs gradient_first: is made to the gradient before the update
+  instead: clip by max_norm
+# How a model is trained.
+wrapped: DistributedDataParallel
+  needs gradient_exchange: exchanges gradients at every step
+  instead: pass the module inside (.module) to LocalSGD, and train that
+local_sgd: LocalSGD
+  needs same_step: averages on all ranks at once
+  needs fixed_ranks: needs what every rank has trained since the last averaging
+  breaks gradient_exchange: leaves gradients where they are, and averages parameters
+  breaks kept_rounding: keeps nothing that the wire format of pseudo-gradients rounds off
+  instead: use DistributedDataParallel instead of LocalSGD
+local_sgd_outer: LocalSGD with outer, wire or parameter_wire
+  needs kept_values: has servers that keep the global parameters
+  instead: leave outer, wire and parameter_wire out
+local_sgd_unsaved: LocalSGD in a Recovery without a directory
+  breaks state_survives: has a state of its own on every rank, which no other rank can give away
+  instead: pass a directory to Recovery, in which each rank saves it
+sent_buffers: broadcast_buffers=True with a module that has buffers
+  needs same_step: makes all ranks wait for rank 0 before every forward pass
+  instead: pass broadcast_buffers=False, and poseidon.broadcast() the buffers when ranks are to agree on them
+sparse: parameter {} with sparse gradients
+  breaks dense_gradients: has rows in place of a dense gradient
+  instead: create the embedding with sparse=False
+join: join()
+  needs same_step: asks all ranks before every step
+  breaks data_everywhere: lets ranks, and rank 0 too, run out of data
+  instead: give every rank as many batches
+out_of_data: a rank without data in join()
+  breaks data_everywhere: helps in the steps of the joined model alone
+  instead: give every rank as many batches
+other_join: join() of another model
+  needs data_everywhere: needs the steps of both models on all ranks
+  instead: use torch.distributed.algorithms.Join([model, other]), which joins both
+unjoined: a step of another model
+  needs data_everywhere: takes all ranks
+  instead: use torch.distributed.algorithms.Join([model, other]), which joins both
+set_weight: set_weight()
+  needs same_step: makes a mean over the rows that all ranks have in a step
+  needs plain_mean: weighs the ranks in a mean
+  needs data_everywhere: takes the weight 0 of ranks without rows
+  instead: leave set_weight() out
+comm_hook: the communication hook {}
+  needs dense_gradients: takes buckets of dense gradients
+  breaks own_exchange: exchanges gradients at the end of backward
+  breaks plain_mean: knows no weights
+  instead: leave register_comm_hook() out
+powersgd_hook: powerSGD_hook
+  needs same_step: takes a scheme in which every rank waits for all others
+  instead: leave the hook out
+# Where workers are, and what becomes of one that is lost.
+part: process_group with a part of the ranks
+  breaks state_survives: makes a job of its own, and workers are replaced in jobs of all ranks only
+  instead: leave process_group out
+torch_group: dist.init_process_group()
+  breaks state_survives: makes a group in which torch cannot replace a worker
+  instead: leave dist.init_process_group() out
+no_undo: undo=False
+  needs updates_in_step: keeps no copies from which an update could be undone
+  instead: leave undo out
+server_residuals: update='server' with the lossy scheme or wire format of parameter {}
+  breaks state_survives: has what was not sent on one rank alone
+  instead: use an exact one for it, or no error_feedback
+"""
 
-    def find(settings: Settings) -> str | None:
-        value = getattr(settings, option)
-        return None if value in usual else str(value)
-
-    return find
-
-
-CORE_FEATURES = tuple(Feature(**row) for row in _core.feature_rows())
-"""The features of the core."""
-
-PYTHON_FEATURES = (
-    # Options that the core does not know, or treats alike.
-    Feature(
-        "scheme",
-        "scheme={}",
-        needs={"gradient_exchange": "is a way in which gradients travel"},
-        remedy="leave scheme out",
-        when=_value_of("scheme", "auto", "ps"),
-    ),
-    Feature(
-        "rare_scheme",
-        "scheme={}",
-        needs={"every_scheme": "is not among the schemes that every adapter knows"},
-        remedy="leave scheme out",
-        when=_value_of("scheme", "auto", "ps", "sfb", "sharded_factors"),
-    ),
-    Feature(
-        "lossy",
-        "lossy={}",
-        needs={"open_steps": "lets layers change to another scheme between steps"},
-        remedy="leave lossy out",
-        when=_value_of("lossy", ""),
-    ),
-    Feature(
-        "error_feedback",
-        "error_feedback=on",
-        needs={"kept_rounding": "adds what is rounded off to the next gradient"},
-        remedy="leave error_feedback out",
-        when=_value_of("error_feedback", "off"),
-    ),
-    Feature(
-        "sequential",
-        "schedule=sequential",
-        needs={"open_steps": "starts exchanges when backward is over"},
-        remedy="use schedule=wait_free",
-        when=_value_of("schedule", "wait_free"),
-    ),
-    # Frameworks.
-    Feature(
-        "jax",
-        "poseidon.jax",
-        breaks={
-            "open_steps": "compiles a step into one program",
-            "every_scheme": "knows the schemes auto, ps, sfb and sharded_factors",
-            "kept_rounding": "keeps nothing of one compiled step for the next",
-        },
-        remedy="use poseidon.torch",
-    ),
-    Feature(
-        "tensorflow",
-        "poseidon.tensorflow",
-        breaks={"open_steps": "compiles a step into one graph"},
-        remedy="use poseidon.torch",
-    ),
-    Feature(
-        "exchange",
-        "poseidon.connect()",
-        breaks={"kept_rounding": "keeps nothing that wire rounds off"},
-        remedy="use an adapter, such as poseidon.torch",
-    ),
-    # Who updates.
-    Feature(
-        "distributed_optimizer",
-        "DistributedOptimizer",
-        needs={
-            "gradient_exchange": "has the mean gradient of all ranks in every step",
-            "own_exchange": "updates parameters as Poseidon brings their gradients",
-            "one_backward": "updates parameter by parameter after one backward pass",
-        },
-        remedy="use the optimizer itself, without DistributedOptimizer",
-    ),
-    Feature(
-        "update_worker",
-        "update='worker'",
-        breaks={"server_updates": "makes the updates on the workers"},
-        remedy="pass update='server' to DistributedOptimizer",
-    ),
-    Feature(
-        "plain_update",
-        "the update of parameter {} on the workers",
-        breaks={"server_updates": "leaves the servers without it"},
-        remedy="wrap the optimizer of all parameters in DistributedOptimizer(optimizer, model, update='server')",
-    ),
-    Feature(
-        "per_parameter",
-        "DistributedOptimizer with update='worker'",
-        breaks={"updates_in_step": "makes updates that outlive their step"},
-        remedy="use the optimizer itself",
-    ),
-    Feature(
-        "update_server",
-        "update='server'",
-        needs={
-            "kept_values": "has servers that keep parameters and optimizer state",
-            "dense_gradients": "has servers that take dense gradients only",
-            "data_everywhere": "takes the hyperparameters of rank 0 in every step",
-        },
-        breaks={"gradient_first": "applies gradients as backward gives them, one at a time"},
-        remedy="use update='worker'",
-    ),
-    Feature(
-        "server_unsaved",
-        "update='server' without checkpoint_dir",
-        breaks={"state_survives": "keeps parameters and optimizer state on servers, which may be lost"},
-        remedy="set checkpoint_dir, from which they go on, or use update='worker'",
-    ),
-    Feature(
-        "one_version",
-        "checkpoint_keep=1 with update='server'",
-        breaks={"state_survives": "leaves nothing to go back to while the newest checkpoint is written"},
-        remedy="keep 2 or more",
-    ),
-    Feature(
-        "resume",
-        "resume=True",
-        needs={"server_updates": "takes what servers have saved, and workers load theirs by load_state_dict()"},
-        breaks={"state_survives": "takes what Recovery takes from checkpoint_dir by itself"},
-        remedy="leave resume out",
-    ),
-    Feature(
-        "aggregator",
-        "aggregator={}",
-        needs={
-            "server_updates": "is what servers do with the gradients of several workers",
-            "own_gradients": "needs the own gradient of every rank",
-            "common_updates": "reduces the gradients of all ranks to one",
-        },
-        breaks={"plain_mean": "knows no weights"},
-        remedy="leave aggregator out",
-    ),
-    Feature(
-        "scaling_optimizer",
-        "{}",
-        needs={"common_updates": "scales its updates by the size of the gradients of all ranks"},
-        remedy="use torch.optim.SGD",
-    ),
-    Feature(
-        "lbfgs",
-        "{}",
-        breaks={"one_backward": "makes several backward passes in a step, and needs all gradients together"},
-        remedy="use another optimizer",
-    ),
-    Feature(
-        "successor",
-        "a second DistributedOptimizer for the same parameters",
-        breaks={"state_survives": "takes over from the one that Recovery was given"},
-        remedy="make it before Recovery, or start a run of its own with it",
-    ),
-    Feature(
-        "max_norm",
-        "max_norm",
-        needs={
-            "gradient_first": "clips by the norm of all gradients before the update",
-            "dense_gradients": "needs norms, which sparse gradients do not have",
-        },
-        remedy="leave max_norm out",
-    ),
-    Feature(
-        "clip_previous",
-        "clip='previous'",
-        breaks={"state_survives": "needs the norm of the step before, which a replacement does not have"},
-        remedy="use clip='gathered'",
-    ),
-    Feature(
-        "grad_scaler",
-        "GradScaler",
-        needs={"gradient_first": "divides gradients by its scale before the update"},
-        remedy="use torch.autocast with bfloat16, which needs no scaling",
-    ),
-    Feature(
-        "changed_gradient",
-        "a change of {}.grad between backward and step()",
-        needs={"gradient_first": "is made to the gradient before the update"},
-        remedy="clip by max_norm",
-    ),
-    # How a model is trained.
-    Feature(
-        "wrapped",
-        "DistributedDataParallel",
-        needs={"gradient_exchange": "exchanges gradients at every step"},
-        remedy="pass the module inside (.module) to LocalSGD, and train that",
-    ),
-    Feature(
-        "local_sgd",
-        "LocalSGD",
-        needs={
-            "same_step": "averages on all ranks at once",
-            "fixed_ranks": "needs what every rank has trained since the last averaging",
-        },
-        breaks={
-            "gradient_exchange": "leaves gradients where they are, and averages parameters",
-            "kept_rounding": "keeps nothing that the wire format of pseudo-gradients rounds off",
-        },
-        remedy="use DistributedDataParallel instead of LocalSGD",
-    ),
-    Feature(
-        "local_sgd_outer",
-        "LocalSGD with outer, wire or parameter_wire",
-        needs={"kept_values": "has servers that keep the global parameters"},
-        remedy="leave outer, wire and parameter_wire out",
-    ),
-    Feature(
-        "local_sgd_unsaved",
-        "LocalSGD in a Recovery without a directory",
-        breaks={"state_survives": "has a state of its own on every rank, which no other rank can give away"},
-        remedy="pass a directory to Recovery, in which each rank saves it",
-    ),
-    Feature(
-        "sent_buffers",
-        "broadcast_buffers=True with a module that has buffers",
-        needs={"same_step": "makes all ranks wait for rank 0 before every forward pass"},
-        remedy="pass broadcast_buffers=False, and poseidon.broadcast() the buffers when ranks are to agree on them",
-    ),
-    Feature(
-        "sparse",
-        "parameter {} with sparse gradients",
-        breaks={"dense_gradients": "has rows in place of a dense gradient"},
-        remedy="create the embedding with sparse=False",
-    ),
-    Feature(
-        "join",
-        "join()",
-        needs={"same_step": "asks all ranks before every step"},
-        breaks={"data_everywhere": "lets ranks, and rank 0 too, run out of data"},
-        remedy="give every rank as many batches",
-    ),
-    Feature(
-        "other_join",
-        "join() of another model",
-        needs={"data_everywhere": "needs the steps of both models on all ranks"},
-        remedy="use torch.distributed.algorithms.Join([model, other]), which joins both",
-    ),
-    Feature(
-        "set_weight",
-        "set_weight()",
-        needs={
-            "same_step": "makes a mean over the rows that all ranks have in a step",
-            "plain_mean": "weighs the ranks in a mean",
-            "data_everywhere": "takes the weight 0 of ranks without rows",
-        },
-        remedy="leave set_weight() out",
-    ),
-    Feature(
-        "comm_hook",
-        "the communication hook {}",
-        needs={"dense_gradients": "takes buckets of dense gradients"},
-        breaks={
-            "own_exchange": "exchanges gradients at the end of backward",
-            "plain_mean": "knows no weights",
-        },
-        remedy="leave register_comm_hook() out",
-    ),
-    Feature(
-        "powersgd_hook",
-        "powerSGD_hook",
-        needs={"same_step": "takes a scheme in which every rank waits for all others"},
-        remedy="leave the hook out",
-    ),
-    # Where workers are, and what becomes of one that is lost.
-    Feature(
-        "part",
-        "process_group with a part of the ranks",
-        breaks={"state_survives": "makes a job of its own, and workers are replaced in jobs of all ranks only"},
-        remedy="leave process_group out",
-    ),
-    Feature(
-        "torch_group",
-        "dist.init_process_group()",
-        breaks={"state_survives": "makes a group in which torch cannot replace a worker"},
-        remedy="leave dist.init_process_group() out",
-    ),
-    Feature(
-        "no_undo",
-        "undo=False",
-        needs={"updates_in_step": "keeps no copies from which an update could be undone"},
-        remedy="leave undo out",
-    ),
-    Feature(
-        "server_residuals",
-        "update='server' with the lossy scheme or wire format of parameter {}",
-        breaks={"state_survives": "has what was not sent on one rank alone"},
-        remedy="use an exact one for it, or no error_feedback",
-    ),
-)
-"""The features that Python adds."""
-
-FEATURES: Mapping[str, Feature] = {one.name: one for one in (*CORE_FEATURES, *PYTHON_FEATURES)}
-"""Every feature, by name."""
+FEATURES: Mapping[str, Feature] = {
+    one.name: one
+    for one in (
+        *(Feature(**row) for row in _core.feature_rows()),
+        *(Feature.of(row) for row in re.split(r"\n(?! )", _PYTHON_FEATURES.strip()) if not row.startswith("#")),
+    )
+}
+"""Every feature, by name: those of the core, and those of Python."""
 
 
 def refusal(one: Feature, other: Feature, values: Mapping[str, str] = {}) -> str:
@@ -378,10 +255,11 @@ class Features:
     @classmethod
     def of(cls, settings: Settings, *more: str) -> Features:
         """Those of a job with these settings, and `more`. Raises InvalidArgument as `add` does."""
-        found = cls(*settings.core_features, *more)
-        for feature in PYTHON_FEATURES:
-            if feature.when is not None and (value := feature.when(settings)) is not None:
-                found.add(feature.name, value)
+        found = cls(*_core.features_of(settings.core()), *more)
+        for feature in FEATURES.values():
+            for option, usual in feature.unless.items():
+                if (value := getattr(settings, option)) not in usual.split(", "):
+                    found.add(feature.name, value)
         return found
 
     def add(self, name: str, value: Any = "") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from poseidon.adapter.control import Control
+from poseidon.adapter.features import Features
 from poseidon.errors import PoseidonError
 
 _ACTIVE = 1
@@ -13,7 +14,9 @@ _SENDS_BUFFERS = 4
 
 
 class JoinedModel(Protocol):
-    """The methods of a framework's model that joined training calls."""
+    """What joined training uses of a framework's model."""
+
+    features: Features
 
     def divide_by(self, divisor: int) -> None:
         """Sets the number by which the sum over the ranks is divided, from the next exchange on."""
@@ -50,6 +53,8 @@ class JoinedTraining:
         if active:
             self._last_active = active[-1]  # as torch's class, which takes the highest one
             self._model.divide_by(len(flags) if self._divide_by_initial else len(active))
+        if len(active) < len(flags):
+            self._model.features.add("out_of_data")
         if self._throw and len(active) < len(flags):
             finished = [rank for rank, flag in enumerate(flags) if not flag & _ACTIVE]
             raise PoseidonError(f"rank(s) {finished} ran out of inputs, and join() was told to raise then")
@@ -60,6 +65,10 @@ class JoinedTraining:
         self._exchange_flags(_ACTIVE | _SYNCHRONIZES * synchronizes | _SENDS_BUFFERS * sends_buffers)
         assert self._last_active is not None
         return self._last_active
+
+    def notify_other(self) -> None:
+        """Notes that this rank starts a step of a model that is not joined. The others then know who has no data."""
+        self._exchange_flags(_ACTIVE)
 
     def shadow_others(self) -> None:
         """Takes part in the others' steps until no rank has data any more. This rank has none."""

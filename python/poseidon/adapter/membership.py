@@ -12,6 +12,7 @@ from poseidon import _core
 from poseidon.adapter.arrays import Arrays
 from poseidon.adapter.control import Control
 from poseidon.adapter.features import SAME_STEP, Features
+from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.meter import Meter
 from poseidon.adapter.store import agents_store, default_store, shared_store
 from poseidon.chunk_cache import settle_chunk_bytes
@@ -54,6 +55,7 @@ class Membership:
         self.meter: Meter | None = None  # of the present membership
         self.watch: Watch | None = None
         self.is_recorded = False  # some model's steps are (run_record.py)
+        self.joined: JoinedTraining | None = None  # that of the model whose join() is under way
         self.in_flight: weakref.WeakSet[Settles] = weakref.WeakSet()  # of every model that is trained in the job
         self._arrays = arrays
         self.recovers = settings.world_size > 1 and settings.on_failure != "abort"

@@ -30,15 +30,11 @@ class Meter:
         self._stride = 1
         self._shown = (0, 0, time.monotonic_ns())  # steps, and time waited, as of when
         self._links = LinkMeter()
-        self._latest: WorkerFigures | None = None
+        # The newest figures, which are at most about two seconds or one step old; None before there are any.
+        self.latest: WorkerFigures | None = None
         self._board: Board | None = None
         self._pid = os.getpid()
         self._try(self._open)
-
-    @property
-    def latest(self) -> WorkerFigures | None:
-        """The newest figures, which are at most about two seconds or one step old; None before there are any."""
-        return self._latest
 
     def step_finished(self, run: BackwardPass) -> None:
         """The gradients of a step have all arrived."""
@@ -62,7 +58,7 @@ class Meter:
         if steps == self._shown[0]:
             return 0.0
         self._steps, self._waited_ns = steps, waited_ns
-        self._latest = self._figures(layers, now_ns)
+        self.latest = self._figures(layers, now_ns)
         self._try(self._write)
         seconds = (now_ns - self._shown[2]) / 1e9
         self._shown = (steps, waited_ns, now_ns)
@@ -105,8 +101,8 @@ class Meter:
         self._board = Board()
 
     def _write(self) -> None:
-        if self._board is not None and self._latest is not None:
-            self._board.write(self._latest)
+        if self._board is not None and self.latest is not None:
+            self._board.write(self.latest)
 
     def _try(self, act: Callable[[], None]) -> None:
         """Training goes on where nobody can watch it."""

@@ -67,17 +67,18 @@ class NativeLook:
         begun = self._struct.begun
         self._struct.begun += 1
         if self._check is not None and begun >= self._struct.next:
-            parameters = HostParameters([name for name, _, _ in self._kinds], arrays(), self._versions)
-            with _ONE_AT_A_TIME:
-                self._struct.next = self._check.begin_step(parameters, begun)
+            self._struct.next = self._begin(arrays(), begun)
+
+    def _begin(self, arrays: Sequence[NDArray[Any]], begun: int) -> int:
+        assert self._check is not None
+        parameters = HostParameters([name for name, _, _ in self._kinds], arrays, self._versions)
+        with _ONE_AT_A_TIME:
+            return self._check.begin_step(parameters, begun)
 
     def _look(self, begun: int, arrays: Any, text: Any, text_size: int) -> int:
         try:
             found = [_array(arrays[index], shape, dtype) for index, (_, shape, dtype) in enumerate(self._kinds)]
-            parameters = HostParameters([name for name, _, _ in self._kinds], found, self._versions)
-            assert self._check is not None
-            with _ONE_AT_A_TIME:
-                return self._check.begin_step(parameters, begun)
+            return self._begin(found, begun)
         except BaseException as error:  # there is nobody above but C
             here = self._here()
             if isinstance(error, PoseidonError) and here is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +97,7 @@ class OwnVersions:
         """
         own = files.steps()
         while True:
-            rows = _gathered(control, own)
+            rows = [own] if control is None else control.gather_lists(own)
             common = set(rows[0]).intersection(*rows[1:])
             if not common:
                 lacking = [rank for rank, row in enumerate(rows) if not row]
@@ -138,10 +137,8 @@ class OwnVersions:
             )
         self._state.start()
         self._write(0, 0, whole=True)
-        self._finish()
         assert self._files is not None
-        if 0 not in self._files.steps():
-            raise InvalidArgument(f"the state at the start cannot be written to {self._directory}, see above")
+        self._files.check_start()
         if control is not None:
             control.barrier()  # afterwards there always is a version of all ranks
 
@@ -150,12 +147,3 @@ def _folder_of_rank(path: Path) -> re.Match[str] | None:
     """The match of a rank's folder that has versions."""
     match = _FOLDER_NAME.fullmatch(path.name)
     return match if match and path.is_dir() and any(path.glob("*.snapshot")) else None
-
-
-def _gathered(control: Control | None, own: Sequence[int]) -> list[list[int]]:
-    """Every rank's steps, by rank."""
-    if control is None:
-        return [list(own)]
-    most = max(row[0] for row in control.one_hot([len(own)]))
-    rows = control.one_hot([*own, *[-1] * (most - len(own))]) if most else [[] for _ in control.one_hot([0])]
-    return [[step for step in row if step >= 0] for row in rows]

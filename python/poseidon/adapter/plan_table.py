@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from poseidon import _core
@@ -27,9 +27,8 @@ class PlanRow:
     factor_count: int | None  # mean K over the workers in the last step; None where there is none or not yet
     scheme: str
     wire: str  # how the numbers travel; "fp32": as they are
-    bytes: (
-        float  # that the busiest node sends and receives per step, by the cost model, in the mean of the steps so far
-    )
+    # That the busiest node sends and receives per step, by the cost model, in the mean of the steps so far.
+    bytes: float
     carried_bytes: float  # of these, what its port carries in one direction, or in both if they follow one another
     dense_bytes: float  # the same as `bytes` with the parameter server, with numbers as they are
     predicted_seconds: float | None  # of its exchange: with the measured rates, or on links of the given rate
@@ -39,6 +38,27 @@ class PlanRow:
     reason: str
     counts_rows: bool = False  # factor_count is that of its gradient's rows
     dtype: str = "float32"
+
+
+def _written(value: float | None, form: str = "") -> str:
+    return "" if value is None else format(value, form)
+
+
+_COLUMNS: Mapping[str, Callable[[PlanRow], str]] = {
+    "layer": lambda row: row.layer,
+    "shape": lambda row: "×".join(map(str, row.shape)),
+    "K": lambda row: _written(row.factor_count),
+    "scheme": lambda row: row.scheme,
+    "wire": lambda row: row.wire,
+    "bytes": lambda row: f"{row.bytes:,.0f}",
+    "dense bytes": lambda row: f"{row.dense_bytes:,.0f}",
+    "predicted s": lambda row: _written(row.predicted_seconds, ".4f"),
+    "measured s": lambda row: _written(row.measured_seconds, ".4f"),
+    "urgency": lambda row: _written(row.urgency, ".3f"),
+    "class": lambda row: _written(row.priority_class),
+    "reason": lambda row: row.reason,
+}
+_NUMBERS = ("K", "bytes", "dense bytes", "predicted s", "measured s", "urgency", "class")
 
 
 class PlanTable(list[PlanRow]):
@@ -60,42 +80,12 @@ class PlanTable(list[PlanRow]):
         return sum(row.carried_bytes for row in self) * 8 / self.link_bits_per_s
 
     def __str__(self) -> str:
-        heads = (
-            "layer",
-            "shape",
-            "K",
-            "scheme",
-            "wire",
-            "bytes",
-            "dense bytes",
-            "predicted s",
-            "measured s",
-            "urgency",
-            "class",
-            "reason",
-        )
-        cells: list[tuple[str, ...]] = [heads] + [
-            (
-                row.layer,
-                "×".join(map(str, row.shape)),
-                "" if row.factor_count is None else str(row.factor_count),
-                row.scheme,
-                row.wire,
-                f"{row.bytes:,.0f}",
-                f"{row.dense_bytes:,.0f}",
-                *("" if time is None else f"{time:.4f}" for time in (row.predicted_seconds, row.measured_seconds)),
-                "" if row.urgency is None else f"{row.urgency:.3f}",
-                "" if row.priority_class is None else str(row.priority_class),
-                row.reason,
-            )
-            for row in self
-        ]
-        widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
-        numeric = (2, 5, 6, 7, 8, 9, 10)
+        cells = [tuple(_COLUMNS), *(tuple(text_of(row) for text_of in _COLUMNS.values()) for row in self)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         lines = [
             "  ".join(
-                cell.rjust(width) if column in numeric else cell.ljust(width)
-                for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+                cell.rjust(width) if name in _NUMBERS else cell.ljust(width)
+                for name, cell, width in zip(_COLUMNS, line, widths, strict=True)
             ).rstrip()
             for line in cells
         ]
@@ -120,29 +110,45 @@ def make_plan_table(
 
     `choices` of the model give measured times, the times that they predict, and reasons.
     """
-    if here.client is None:
+    client = here.client
+    if client is None:
         reason = "one worker: nothing to send"
         return PlanTable(
             PlanRow(entry.name, entry.shape, None, "local", "fp32", 0.0, 0.0, 0.0, None, None, None, None, reason)
             for entry in entries
         )
+    cluster, presences = client.cluster, _presence_by_unit(entries, client)
     seconds = {} if choices is None else choices.seconds()
     reasons = {} if choices is None else choices.reasons()
-    presence = _presence_by_unit(entries, here.client)
-    table = PlanTable(
-        _row(
-            entry,
-            here,
-            here.client,
-            priorities,
-            link_bits_per_s,
-            seconds.get(entry.name, (None, None)),
-            reasons.get(entry.name),
-            presence[entry.unit],
+
+    def row(entry: SyncedLayer) -> PlanRow:
+        presence = presences[entry.unit]
+        returns = presence < 1 and entry.mostly_returns(client.layer_stats(entry.layer).step)
+        scheme = _dense_scheme(entry) if returns else client.next_scheme(entry.layer)
+        factor_count = _factor_count(entry, client)
+        known = cost.known_scheme(scheme, factor_count)
+        carried = cost.carried_bytes(entry, known, factor_count, cluster) * presence
+        predicted_s, measured_s = seconds.get(entry.name, (None, None))
+        return PlanRow(
+            layer=entry.name,
+            shape=entry.shape,
+            factor_count=factor_count,
+            scheme=scheme,
+            wire=entry.wire_of(scheme),
+            bytes=cost.exchanged_bytes(entry, known, factor_count, cluster) * presence,
+            carried_bytes=carried,
+            dense_bytes=cost.dense_bytes(entry, factor_count, cluster) * presence,
+            predicted_seconds=predicted_s if link_bits_per_s is None else carried * 8 / link_bits_per_s,
+            measured_seconds=measured_s,
+            urgency=entry.urgency,
+            priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
+            reason=reasons.get(entry.name) or _reason(entry, scheme, factor_count, cluster, presence),
+            counts_rows=entry.row_gradient,
+            dtype=entry.dtype,
         )
-        for entry in entries
-    )
-    table.tree = _tree(here.client.cluster)
+
+    table = PlanTable(map(row, entries))
+    table.tree = _tree(cluster)
     table.link_bits_per_s = link_bits_per_s
     if link_bits_per_s is None and choices is not None and (model := choices.model()) is not None:
         table.link_bits_per_s = 8 * model.rates.link_bytes_per_s
@@ -163,43 +169,6 @@ def _tree(cluster: _core.Cluster) -> list[str]:
     return [f"adds up: rack {rack}: {', '.join(machines[host] for host in hosts)}" for rack, hosts in racks.items()]
 
 
-def _row(
-    entry: SyncedLayer,
-    here: Membership,
-    client: _core.Client,
-    priorities: Priorities | None,
-    link_bits_per_s: float | None,
-    seconds: tuple[float | None, float | None],
-    chosen: str | None,
-    presence: float,
-) -> PlanRow:
-    cluster = client.cluster
-    steps = client.layer_stats(entry.layer).step
-    returns = presence < 1 and entry.mostly_returns(steps)
-    scheme = dense_scheme(entry) if returns else client.next_scheme(entry.layer)
-    factor_count = _factor_count(entry, client, here.world_size)
-    known = cost.known_scheme(scheme, factor_count)
-    exchanged = cost.exchanged_bytes(entry, known, factor_count, cluster) * presence
-    carried = cost.carried_bytes(entry, known, factor_count, cluster) * presence
-    return PlanRow(
-        layer=entry.name,
-        shape=entry.shape,
-        factor_count=factor_count,
-        scheme=scheme,
-        wire=entry.wire_of(scheme),
-        bytes=exchanged,
-        carried_bytes=carried,
-        dense_bytes=cost.dense_bytes(entry, factor_count, cluster) * presence,
-        predicted_seconds=seconds[0] if link_bits_per_s is None else carried * 8 / link_bits_per_s,
-        measured_seconds=seconds[1],
-        urgency=entry.urgency,
-        priority_class=None if priorities is None or entry.urgency is None else priorities.class_of(entry),
-        reason=chosen or _reason_of(entry, scheme, factor_count, cluster, presence),
-        counts_rows=entry.row_gradient,
-        dtype=entry.dtype,
-    )
-
-
 def _presence_by_unit(entries: Sequence[SyncedLayer], client: _core.Client) -> dict[tuple[int, int], float]:
     """The part of the steps so far in which each unit had a gradient on some rank.
 
@@ -212,15 +181,15 @@ def _presence_by_unit(entries: Sequence[SyncedLayer], client: _core.Client) -> d
     return found
 
 
-def dense_scheme(entry: SyncedLayer) -> str:
+def _dense_scheme(entry: SyncedLayer) -> str:
     """The scheme of a layer of whose factors nothing is known."""
     return entry.terms.schemes[0] if entry.scheme == "auto" else entry.scheme
 
 
-def _factor_count(entry: SyncedLayer, client: _core.Client, worker_count: int) -> int | None:
+def _factor_count(entry: SyncedLayer, client: _core.Client) -> int | None:
     if not entry.factorable and not entry.row_gradient:
         return None
-    seen = cost.mean_factor_count(client.layer_stats(entry.layer).factor_count, worker_count)
+    seen = cost.mean_factor_count(client.layer_stats(entry.layer).factor_count, client.world_size)
     return round(entry.settled_count) if seen is None and entry.settled_count is not None else seen
 
 
@@ -230,16 +199,10 @@ def _reason_of_rows(scheme: str, row_count: int | None) -> str:
     return "row count not known yet" if row_count is None else "its gradient has many rows"
 
 
-def _reason_of(
-    entry: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster, presence: float
-) -> str:
+def _reason(entry: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster, presence: float) -> str:
+    terms = entry.terms
     if presence < 1:
         return f"no gradient in {100 * (1 - presence):.0f} % of the steps so far, in which it sends nothing"
-    return _reason(entry, scheme, factor_count, cluster)
-
-
-def _reason(entry: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster) -> str:
-    terms = entry.terms
     if entry.row_gradient and not terms.grouped:
         return _reason_of_rows(scheme, factor_count)
     if is_lossy(scheme):

@@ -29,6 +29,12 @@ class Process:
         self._watches = False
         self._joining: set[int] = set()  # threads that have joined a job
 
+    def init(self, place: World | None, options: Mapping[str, Any]) -> None:
+        """The program's init(): `join`, once. Raises InvalidArgument if it has been called."""
+        if self.own is not None:
+            raise InvalidArgument("poseidon.init() was called twice: call shutdown() in between, or leave one out")
+        self.join(place, options)
+
     def join(self, place: World | None, options: Mapping[str, Any]) -> None:
         """Makes this process part of its own job, with this place in it. If it is None, the options give the place."""
         self._prepare()
@@ -50,6 +56,12 @@ class Process:
                 "object to Recovery"
             )
         return here.control
+
+    def barrier(self) -> None:
+        """Returns once every rank has called it."""
+        control = self.collective_control("barrier")
+        if control is not None:
+            control.barrier()
 
     def all(self) -> list[Membership]:
         """All jobs of this process, in the same order on all ranks."""

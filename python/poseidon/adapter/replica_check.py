@@ -15,6 +15,7 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -258,20 +259,20 @@ def _digests(parameters: Parameters) -> tuple[NDArray[np.uint64], int]:
     return digests, int.from_bytes(hashlib.blake2b(digests.tobytes(), digest_size=_DIGEST_BYTES).digest(), "little")
 
 
+@dataclass(frozen=True)
 class _Awaited:
     """A comparison under way: of the parameters after `completed` times `what`."""
 
-    def __init__(
-        self,
-        what: str,
-        completed: int,
-        names: list[str],
-        digests: NDArray[np.uint64],
-        digest: int,
-        result: Callable[[], list[int]],
-    ) -> None:
-        self.what, self.when = what, f"{what} {completed}"
-        self.completed, self.names, self.digests, self.digest, self.result = completed, names, digests, digest, result
+    what: str
+    completed: int
+    names: list[str]
+    digests: NDArray[np.uint64]
+    digest: int
+    result: Callable[[], list[int]]
+
+    @property
+    def when(self) -> str:
+        return f"{self.what} {self.completed}"
 
 
 def replica_check(settings: Settings, features: Features, of_averages: bool = False) -> ReplicaCheck | None:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from poseidon.adapter.arrays import Arrays
+from poseidon.adapter.arrays import StateArrays
 from poseidon.adapter.state_text import array_kinds, decode, encode
 from poseidon.errors import InvalidArgument
 
@@ -35,7 +35,7 @@ class Snapshots:
     be written, and for one that cannot be read or is damaged. In the latter case the snapshot before it counts.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], keep: int, arrays: Arrays) -> None:
+    def __init__(self, directory: str | os.PathLike[str], keep: int, arrays: StateArrays) -> None:
         if keep < 1:
             raise InvalidArgument(f"keep is {keep}: at least one snapshot has to be kept")
         self._directory = Path(directory)
@@ -63,6 +63,12 @@ class Snapshots:
         if self._writer is not None:
             self._writer.join()
             self._writer = None
+
+    def check_start(self) -> None:
+        """Raises InvalidArgument unless the state at the start is on disk: there must be one to go back to."""
+        self.finish()
+        if 0 not in self.steps():
+            raise InvalidArgument(f"the state at the start cannot be written to {self._directory}, see above")
 
     def newest(self) -> Any:
         """The state of the newest snapshot that is in order, or None."""
@@ -167,7 +173,7 @@ class Snapshots:
                     path.unlink()
 
 
-def copied(state: Any, arrays: Arrays) -> tuple[str, list[Any]]:
+def copied(state: Any, arrays: StateArrays) -> tuple[str, list[Any]]:
     """A state as text, and copies of its arrays in host memory."""
     text, found = encode(state, arrays)
     return text, [arrays.host_copy(array) for array in found]

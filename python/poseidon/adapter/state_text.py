@@ -8,16 +8,17 @@ from __future__ import annotations
 import json
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from poseidon.adapter.arrays import ArrayKind, Arrays
+from poseidon.adapter.arrays import ArrayKind, StateArrays
 from poseidon.adapter.control import Control
 from poseidon.errors import InvalidArgument
 
 
-def encode(value: Any, arrays: Arrays) -> tuple[str, list[Any]]:
+def encode(value: Any, arrays: StateArrays) -> tuple[str, list[Any]]:
     """`value` as text, and the arrays in it. Raises InvalidArgument, naming the place, for what is no plain data."""
     found: list[Any] = []
     tree = _Encoder(arrays, found).tree(value, "")
@@ -25,7 +26,7 @@ def encode(value: Any, arrays: Arrays) -> tuple[str, list[Any]]:
     return json.dumps({"tensors": kinds, "value": tree}), found
 
 
-def array_kinds(text: str, arrays: Arrays) -> list[ArrayKind]:
+def array_kinds(text: str, arrays: StateArrays) -> list[ArrayKind]:
     """The kind of each array that belongs to the text. Raises ValueError for a text that `encode` does not make."""
     try:
         kinds = [(name, tuple(shape)) for name, shape in json.loads(text)["tensors"]]
@@ -39,11 +40,11 @@ def array_kinds(text: str, arrays: Arrays) -> list[ArrayKind]:
     return kinds
 
 
-def decode(text: str, found: Sequence[Any], arrays: Arrays) -> Any:
+def decode(text: str, found: Sequence[Any], arrays: StateArrays) -> Any:
     """The value that was encoded, with these arrays in it. Raises ValueError for a text that `encode` does not make."""
     try:
         return _Decoder(arrays, found).value(json.loads(text)["value"])
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
         raise ValueError(f"not the text of a state: {error!r}") from None
 
 
@@ -53,6 +54,7 @@ def broadcast(value: Any, control: Control, root: int) -> Any:
     Arrays arrive as new arrays in host memory, so nothing that exists is changed before all has arrived.
     """
     arrays = control.arrays
+    assert isinstance(arrays, StateArrays)
     text, sent = ("", []) if value is None else encode(value, arrays)
     data = text.encode()
     block = np.empty(control.sum([len(data)])[0], np.uint8)
@@ -71,7 +73,7 @@ def broadcast(value: Any, control: Control, root: int) -> Any:
 class _Encoder:
     """Notes the arrays that it meets in `found`."""
 
-    def __init__(self, arrays: Arrays, found: list[Any]) -> None:
+    def __init__(self, arrays: StateArrays, found: list[Any]) -> None:
         self._arrays = arrays
         self._found = found
         self._names = {dtype: name for name, dtype in arrays.dtypes.items()}
@@ -84,6 +86,8 @@ class _Encoder:
         if self._arrays.kind_of(value) is not None:
             self._found.append(value)
             return {"tensor": len(self._found) - 1}
+        if (parts := self._arrays.parts_of(value)) is not None:
+            return {"parts": self.tree(parts, place)}
         if isinstance(value, dict):
             kind = _DICT_KINDS.get(type(value), "dict")
             return {kind: [[self.tree(k, place), self.tree(v, f"{place}[{k!r}]")] for k, v in value.items()]}
@@ -97,19 +101,19 @@ class _Encoder:
             return {"dtype": self._names[value]}
         raise InvalidArgument(
             f"state{place} is a {self._arrays.describe(value)}, which cannot be sent to other workers or saved: "
-            "use numbers, texts, dense tensors, and lists, tuples, sets and dicts of these"
+            "use numbers, texts, tensors (dense, or sparse in COO form), and lists, tuples, sets and dicts of these"
         )
 
 
 _DICT_KINDS: dict[type, str] = {OrderedDict: "ordered dict", Counter: "counter"}
 
 
+@dataclass(frozen=True)
 class _Decoder:
     """Puts `found` back where the text says."""
 
-    def __init__(self, arrays: Arrays, found: Sequence[Any]) -> None:
-        self._arrays = arrays
-        self._found = found
+    arrays: StateArrays
+    found: Sequence[Any]
 
     def value(self, tree: Any) -> Any:
         if isinstance(tree, list):
@@ -122,20 +126,15 @@ class _Decoder:
     def pairs(self, content: Any) -> list[tuple[Any, Any]]:
         return [(self.value(key), self.value(part)) for key, part in content]
 
-    def array(self, index: Any) -> Any:
-        return self._found[index]
-
-    def dtype(self, name: str) -> Any:
-        return self._arrays.dtypes[name]
-
 
 _KINDS: dict[str, Callable[[_Decoder, Any], Any]] = {
-    "tensor": _Decoder.array,
+    "tensor": lambda decoder, content: decoder.found[content],
+    "parts": lambda decoder, content: decoder.arrays.of_parts(decoder.value(content)),
     "dict": lambda decoder, content: dict(decoder.pairs(content)),
     "ordered dict": lambda decoder, content: OrderedDict(decoder.pairs(content)),
     "counter": lambda decoder, content: Counter(dict(decoder.pairs(content))),
     "tuple": lambda decoder, content: tuple(decoder.value(content)),
     "set": lambda decoder, content: set(decoder.value(content)),
     "bytes": lambda decoder, content: bytes.fromhex(content),
-    "dtype": _Decoder.dtype,
+    "dtype": lambda decoder, content: decoder.arrays.dtypes[content],
 }

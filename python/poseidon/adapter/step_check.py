@@ -34,6 +34,7 @@ class StepCheck:
     """
 
     def __init__(self, enabled: bool) -> None:
+        self.before: Callable[[], None] | None = None  # this rank begins an exchange
         self._enabled = enabled  # not where ranks may be in different steps
         self._compared: list[Compared] = []
         self._control: Control | None = None
@@ -59,6 +60,8 @@ class StepCheck:
         Raises what `end` raises for the last one.
         """
         self.end()
+        if contributes and self.before is not None:
+            self.before()
         if self._control is None or not self._compared:
             return
         digest = hashlib.blake2b(b"".join(one.digest() for one in self._compared), digest_size=4).digest()

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from poseidon.adapter.arrays import Arrays, Bytes
+from poseidon.adapter.arrays import Bytes, StateArrays
 
 
 class RandomStreams(Protocol):
@@ -22,7 +22,7 @@ class TrainingState(ABC):
     Use it from the thread that trains. `collect` returns plain data and arrays (`adapter/state_text.py`).
     """
 
-    arrays: Arrays
+    arrays: StateArrays
     """The framework's arrays."""
 
     on_servers: bool

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon import _core
-from poseidon.adapter.arrays import Arrays
+from poseidon.adapter.arrays import StateArrays
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.snapshots import Snapshots, copied, tell
 from poseidon.adapter.state_text import broadcast, decode
@@ -40,7 +40,7 @@ def worth_keeping(steps: Collection[int], every: int) -> set[int]:
 class _Files(Snapshots):
     """Rank 0's files, on the disk of the servers' files."""
 
-    def __init__(self, settings: Settings, arrays: Arrays) -> None:
+    def __init__(self, settings: Settings, arrays: StateArrays) -> None:
         readable = re.sub(r"[^A-Za-z0-9_-]", "_", settings.job)[:80]
         tenant = hashlib.blake2b(settings.job.encode(), key="\n".join(settings.secrets).encode()[:64], digest_size=8)
         super().__init__(Path(settings.checkpoint_dir) / f"{readable}-{tenant.hexdigest()}.workers", _NEWEST, arrays)
@@ -48,13 +48,6 @@ class _Files(Snapshots):
 
     def _kept(self, steps: Sequence[int]) -> Collection[int]:
         return worth_keeping(steps, self._every)
-
-    def write_start(self, state: Any) -> None:
-        """Writes the state at the start now, so that there is always a version to which the job can go back."""
-        self.write(0, state)
-        self.finish()
-        if 0 not in self.steps():
-            raise InvalidArgument(f"the state at the start cannot be written to {self._directory}, see above")
 
 
 @dataclass
@@ -65,7 +58,7 @@ class _Copy:
     arrays: list[Any]
     streams: RandomStreams | None  # None: every attempt seeds them
 
-    def state(self, arrays: Arrays) -> dict[str, Any]:
+    def state(self, arrays: StateArrays) -> dict[str, Any]:
         """A copy of the state to load, because the objects take over its arrays."""
         return decode(self.text, [arrays.copy(array) for array in self.arrays], arrays)  # type: ignore[no-any-return]
 
@@ -132,14 +125,10 @@ class Versions:
     def _holders(self, here: Membership) -> dict[int, list[int]]:
         """The ranks that hold a copy, by version."""
         assert here.control is not None
-        own = sorted(self._held)
-        most = max(row[0] for row in here.control.one_hot([len(own)]))
-        rows = here.control.one_hot([*own, *[-1] * (most - len(own))]) if most else []
         holders: dict[int, list[int]] = {}
-        for rank, row in enumerate(rows):
-            for version in row:
-                if version >= 0:
-                    holders.setdefault(version, []).append(rank)
+        for rank, versions in enumerate(here.control.gather_lists(sorted(self._held))):
+            for version in versions:
+                holders.setdefault(version, []).append(rank)
         return holders
 
     def _restore_newest(
@@ -167,7 +156,8 @@ class Versions:
             limit = max((step for step in left if 0 < step < version), default=_core.NO_VERSION)
         if all_new and not left:
             state = {"step": 0, "finished": 0, **self._state.collect(0)}
-            self._files.write_start(state)
+            self._files.write(0, state)
+            self._files.check_start()
             return 0, state
         state = self._files.read(0) if 0 in on_disk else None
         if state is None:

@@ -99,27 +99,15 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         self.rfile = io.BufferedReader(_BoundedInput(self.connection))
 
-    def do_GET(self) -> None:
-        self._respond("GET")
-
-    def do_HEAD(self) -> None:
-        self._respond("GET")
-
-    def do_POST(self) -> None:
-        self._respond("POST")
-
-    def do_PUT(self) -> None:
-        self._respond("PUT")
-
-    def do_DELETE(self) -> None:
-        self._respond("DELETE")
-
-    def _respond(self, method: str) -> None:
+    def _respond(self) -> None:
         path, _, query = self.path.partition("?")
         answer = self._refusal(path)
         if answer is None:
+            method = "GET" if self.command == "HEAD" else self.command
             answer = self.server.service.answer(method, path, query, self.client_address[0])
         self._send(answer)
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _respond
 
     def _refusal(self, path: str) -> Answer | None:
         length = self.headers.get("Content-Length", "0")

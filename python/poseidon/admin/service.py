@@ -8,26 +8,12 @@ from http import HTTPStatus
 from typing import Any, Protocol
 from urllib.parse import parse_qs, unquote
 
-from poseidon.admin.answer import Answer, error_answer, json_answer
-from poseidon.admin.metrics import metrics_text
+from poseidon.admin.answer import Answer, error_answer, json_answer, text_answer, to_read
+from poseidon.admin.metrics import OF_A_JOB, OF_THE_SERVER, metrics_text
 from poseidon.admin.prometheus import CONTENT_TYPE
 
-JOB_FIELDS = (
-    "name",
-    "secret",
-    "state",
-    "generation",
-    "worker_count",
-    "connected_count",
-    "bytes_received",
-    "bytes_sent",
-    "memory_bytes",
-    "memory_limit_bytes",
-    "open_chunk_count",
-    "age_s",
-    "silent_s",
-)
-SERVER_FIELDS = ("bytes_received", "bytes_sent", "memory_bytes", "memory_limit_bytes")
+JOB_FIELDS = ("name", "secret", "state", *(metric.field for metric in OF_A_JOB))
+SERVER_FIELDS = tuple(metric.field for metric in OF_THE_SERVER if metric.field != "draining")
 
 
 class Served(Protocol):
@@ -56,18 +42,13 @@ class AdminService:
             return self._post_only(path, method, lambda: self._evict(parts[1], query, source))
         if path == "/drain":
             return self._post_only(path, method, lambda: self._drain(source))
-        read: dict[str, Callable[[], Answer]] = {
-            "/healthz": lambda: Answer(HTTPStatus.OK, "ok\n", "text/plain"),
+        found = {
+            "/healthz": lambda: text_answer("ok"),
             "/readyz": self._ready,
             "/jobs": lambda: json_answer(HTTPStatus.OK, self._jobs()),
-            "/metrics": self._metrics,
+            "/metrics": lambda: Answer(HTTPStatus.OK, metrics_text(self._jobs()), CONTENT_TYPE),
         }
-        if path not in read:
-            paths = ", ".join(read)
-            return error_answer(HTTPStatus.NOT_FOUND, f"there is no {path}: GET {paths}; POST /drain, /jobs/NAME/evict")
-        return (
-            read[path]() if method == "GET" else error_answer(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes GET only")
-        )
+        return to_read(method, path, found, "; POST /drain, /jobs/NAME/evict")
 
     @staticmethod
     def _post_only(path: str, method: str, act: Callable[[], Answer]) -> Answer:
@@ -75,8 +56,8 @@ class AdminService:
 
     def _ready(self) -> Answer:
         if self._server.draining():
-            return Answer(HTTPStatus.SERVICE_UNAVAILABLE, "draining\n", "text/plain")
-        return Answer(HTTPStatus.OK, "ready\n", "text/plain")
+            return text_answer("draining", HTTPStatus.SERVICE_UNAVAILABLE)
+        return text_answer("ready")
 
     def _jobs(self) -> dict[str, Any]:
         report = self._server.report()
@@ -85,9 +66,6 @@ class AdminService:
             **{name: getattr(report, name) for name in SERVER_FIELDS},
             "jobs": [{name: getattr(job, name) for name in JOB_FIELDS} for job in report.jobs],
         }
-
-    def _metrics(self) -> Answer:
-        return Answer(HTTPStatus.OK, metrics_text(self._jobs()), CONTENT_TYPE)
 
     def _drain(self, source: str) -> Answer:
         self._server.drain()

@@ -7,10 +7,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
+from poseidon.cli.optional import OptionalPaths
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
 from poseidon.doctor import Record, diagnose, group, load
 from poseidon.errors import InvalidArgument
@@ -28,7 +29,7 @@ _SECONDS = 2.0
 
 def doctor(
     records: Annotated[
-        Optional[list[Path]],  # noqa: UP045
+        OptionalPaths,
         typer.Argument(help="Flight records, or directories of them; default: the newest failure on this machine."),
     ] = None,
     before: Annotated[

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
+from poseidon.cli.optional import OptionalNumber
 from poseidon.testbed import CONGESTION_CONTROLS
 
 
@@ -39,7 +40,7 @@ CongestionOption = Annotated[
     Congestion, typer.Option(help="Congestion control of the hosts' TCP; system: that of this machine.")
 ]
 QueueOption = Annotated[
-    Optional[float],  # noqa: UP045
+    OptionalNumber,
     typer.Option(
         metavar="MS",
         help="How long the queue of a switch's port is: what the port sends in so many milliseconds. "

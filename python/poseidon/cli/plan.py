@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from poseidon.cli.optional import OptionalPath
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table, written
 from poseidon.cli.planning import Described, planning_command
 
@@ -20,7 +20,7 @@ EPILOG = "Example: poseidon plan VGG19 --hosts 4 --link 1gbit"
 def plan(
     described: Described,
     html: Annotated[
-        Optional[Path],  # noqa: UP045
+        OptionalPath,
         typer.Option(metavar="FILE", help="Write the plan as a page with charts here, which needs no other file."),
     ] = None,
     json: JsonFlag = False,
@@ -49,18 +49,7 @@ def _print(report: PlanReport) -> None:
     priced = report.cluster.price > 0
     print_table(
         ["hosts", "workers", "step s", "samples/s", "x one host", "efficiency", *["samples/$"] * priced],
-        [
-            [
-                row.hosts,
-                row.workers,
-                number_text(row.step_s, 4),
-                number_text(row.samples_per_s, 4),
-                f"{row.speedup:.2f}",
-                f"{row.efficiency:.3f}",
-                *([] if row.samples_per_dollar is None else [f"{row.samples_per_dollar:,.0f}"]),
-            ]
-            for row in report.scaling
-        ],
+        [row.cells(number_text(row.step_s, 4)) for row in report.scaling],
     )
     print_table(
         ["layer or group", "scheme", "MiB sent", "ms", "hidden", "why"],

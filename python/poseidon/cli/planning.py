@@ -6,10 +6,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from poseidon.cli.optional import OptionalNumber, OptionalPath, OptionalText, OptionalTexts, OptionalWhole
 from poseidon.cli.shared_options import shared_options
 from poseidon.errors import InvalidArgument
 
@@ -30,57 +31,47 @@ ModelArgument = Annotated[
     ),
 ]
 ScriptArguments = Annotated[
-    Optional[list[str]],  # noqa: UP045
-    typer.Argument(metavar="[-- ARGUMENTS]", help="The script's own arguments, after a --."),
+    OptionalTexts, typer.Argument(metavar="[-- ARGUMENTS]", help="The script's own arguments, after a --.")
 ]
 ClusterOption = Annotated[
-    Optional[Path],  # noqa: UP045
+    OptionalPath,
     typer.Option(metavar="FILE", help="A cluster file (docs/planning.md). The options below stand for its lines."),
 ]
-HostsOption = Annotated[Optional[int], typer.Option(help=f"Hosts with a port each. {_OF_THE_FILE}")]  # noqa: UP045
+HostsOption = Annotated[OptionalWhole, typer.Option(help=f"Hosts with a port each. {_OF_THE_FILE}")]
 LinkOption = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(metavar="RATE", help=f"Rate of each port and direction, such as 10gbit. {_OF_THE_FILE}"),
+    OptionalText, typer.Option(metavar="RATE", help=f"Rate of each port and direction, such as 10gbit. {_OF_THE_FILE}")
 ]
 WorkersOption = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option(help=f"Workers (accelerators) of each host, which share its port. {_OF_THE_FILE}"),
+    OptionalWhole, typer.Option(help=f"Workers (accelerators) of each host, which share its port. {_OF_THE_FILE}")
 ]
 ServersOption = Annotated[
-    Optional[int],  # noqa: UP045
+    OptionalWhole,
     typer.Option(help=f"Dedicated servers on hosts of their own. Default: every worker hosts one. {_OF_THE_FILE}"),
 ]
-RacksOption = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option(help=f"Racks that the hosts are spread over. {_OF_THE_FILE}"),
-]
+RacksOption = Annotated[OptionalWhole, typer.Option(help=f"Racks that the hosts are spread over. {_OF_THE_FILE}")]
 OversubscriptionOption = Annotated[
-    Optional[float],  # noqa: UP045
-    typer.Option(help=f"What a rack's hosts could send over what its uplink carries. {_OF_THE_FILE}"),
+    OptionalNumber, typer.Option(help=f"What a rack's hosts could send over what its uplink carries. {_OF_THE_FILE}")
 ]
 DeviceOption = Annotated[
     str, typer.Option(help="Accelerator whose batch and time the papers give. The error for an unknown one names all.")
 ]
 ComputeOption = Annotated[
-    Optional[float],  # noqa: UP045
+    OptionalNumber,
     typer.Option(metavar="SECONDS", help="What a step takes on one of your accelerators alone. Default: the device's."),
 ]
 BatchOption = Annotated[
-    Optional[int],  # noqa: UP045
+    OptionalWhole,
     typer.Option(min=1, help="Samples of one worker and step. Without --compute the time is in proportion."),
 ]
 _AS_TRAINING = "Default: what training would take from its environment and poseidon.toml."
 SchemeOption = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(help=f"Poseidon's option of that name, such as auto, ps or sfb. {_AS_TRAINING}"),
+    OptionalText, typer.Option(help=f"Poseidon's option of that name, such as auto, ps or sfb. {_AS_TRAINING}")
 ]
 WireOption = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(help=f"Poseidon's option of that name: fp32, bf16, fp16 or int8. {_AS_TRAINING}"),
+    OptionalText, typer.Option(help=f"Poseidon's option of that name: fp32, bf16, fp16 or int8. {_AS_TRAINING}")
 ]
 ReviseOption = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(help=f"Poseidon's option of that name: auto (by time) or off (by bytes). {_AS_TRAINING}"),
+    OptionalText, typer.Option(help=f"Poseidon's option of that name: auto (by time) or off (by bytes). {_AS_TRAINING}")
 ]
 OverlapOption = Annotated[bool, typer.Option("--overlap", help="With a DistributedOptimizer.")]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
+from poseidon.cli.optional import OptionalText, OptionalTexts, OptionalWhole
 from poseidon.errors import InvalidArgument
 
 EPILOG = "Example: poseidon run -n 4 --link 100mbit --chunk-bytes 1MiB train.py --epochs 3"
@@ -17,13 +18,10 @@ EPILOG = "Example: poseidon run -n 4 --link 100mbit --chunk-bytes 1MiB train.py 
 def run(
     ctx: typer.Context,
     script: Annotated[str, typer.Argument(help="The Python script, or with -m the module, to run.")],
-    arguments: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Argument(help="Arguments of the script."),
-    ] = None,
+    arguments: Annotated[OptionalTexts, typer.Argument(help="Arguments of the script.")] = None,
     workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="How many workers to start.")] = 1,
     link: Annotated[
-        Optional[str],  # noqa: UP045
+        OptionalText,
         typer.Option(
             metavar="RATE",
             help="Put each worker on a host of its own, with a port shaped to this rate, such as 100mbit or 1gbit, "
@@ -39,15 +37,14 @@ def run(
         ),
     ] = False,
     max_restarts: Annotated[
-        Optional[int],  # noqa: UP045
+        OptionalWhole,
         typer.Option(
             min=0,
             help="With --on-failure rejoin or shrink: how often a worker that fails is started again; default: 3.",
         ),
     ] = None,
     master_port: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(min=1, max=65535, help="Port of rank 0's rendezvous; default: a free one."),
+        OptionalWhole, typer.Option(min=1, max=65535, help="Port of rank 0's rendezvous; default: a free one.")
     ] = None,
 ) -> None:
     """Run a training script as N workers on this machine.

@@ -86,7 +86,7 @@ def server(
     options.secret = "\n".join(settings.secrets)
     listening = Server.listen(options, port)
     with contextlib.ExitStack() as stack:
-        terminal = stack.enter_context(Terminal(lambda: bool(stopped)))
+        terminal = stack.enter_context(contextlib.closing(Terminal(lambda: bool(stopped))))
         stack.callback(listening.shutdown)
         admin_server = _admin_server(listening, admin, admin_token_file) if admin else None
         if admin_server is not None:

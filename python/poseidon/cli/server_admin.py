@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
+from poseidon.cli.optional import OptionalText, OptionalWhole
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
 
 if TYPE_CHECKING:
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
 
 Admin = Annotated[str, typer.Option(metavar="ADDRESS", help="The server's --admin: PORT on this machine or HOST:PORT.")]
 AdminTokenFile = Annotated[
-    Optional[str],  # noqa: UP045 - Typer before 0.15 reads only this spelling on Python 3.10
-    typer.Option(metavar="FILE", help="The admin port's token; a port beyond this machine needs one."),
+    OptionalText, typer.Option(metavar="FILE", help="The admin port's token; a port beyond this machine needs one.")
 ]
 _DEFAULT_ADMIN = "7070"
 _COLUMNS = (
@@ -61,7 +61,7 @@ def drain(admin: Admin = _DEFAULT_ADMIN, admin_token_file: AdminTokenFile = None
 def evict(
     job: Annotated[str, typer.Argument(help="The job's name.")],
     secret: Annotated[
-        Optional[int],  # noqa: UP045
+        OptionalWhole,
         typer.Option(help="Which of the server's secrets its workers know, from 1, if several have a job of the name."),
     ] = None,
     admin: Admin = _DEFAULT_ADMIN,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from poseidon.cli.optional import OptionalNumber, OptionalPath
 from poseidon.cli.output import JsonFlag, print_json, print_line, written
 from poseidon.cli.planning import Described, planning_command
 
@@ -23,8 +23,7 @@ EPILOG = "Example: poseidon simulate VGG19-22K --hosts 1024 --link 25gbit --trac
 def simulate(
     described: Described,
     trace: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FILE", help="Write the step for ui.perfetto.dev here."),
+        OptionalPath, typer.Option(metavar="FILE", help="Write the step for ui.perfetto.dev here.")
     ] = None,
     slow: Annotated[float, typer.Option(help="The last worker takes so many times as long for its layers.")] = 1.0,
     slow_share: Annotated[float, typer.Option(help="In this part of its steps.")] = 1.0,
@@ -39,8 +38,7 @@ def simulate(
     staleness: Annotated[int, typer.Option(help="Poseidon's option of that name.")] = 3,
     steps: Annotated[int, typer.Option(help="Of workers that differ in speed, so many steps.")] = 300,
     mtbf: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(metavar="HOURS", help="Mean time between failures of one worker: what they cost."),
+        OptionalNumber, typer.Option(metavar="HOURS", help="Mean time between failures of one worker: what they cost.")
     ] = None,
     rejoin: Annotated[float, typer.Option(metavar="SECONDS", help="What a worker that is replaced costs.")] = 5.1,
     json: JsonFlag = False,

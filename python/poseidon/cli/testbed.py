@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -16,6 +16,7 @@ from poseidon.cli.network import (
     SwitchesOption,
     network_arguments,
 )
+from poseidon.cli.optional import OptionalWhole
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
 from poseidon.dscp import MOST_CLASSES, default_dscp
 from poseidon.errors import InvalidArgument
@@ -122,8 +123,7 @@ def _racks(layout: testbed.Layout) -> str:
 @app.command(epilog="Example: poseidon testbed down 0")
 def down(
     testbed_id: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Argument(metavar="ID", help="Which testbed; not needed when there is one."),
+        OptionalWhole, typer.Argument(metavar="ID", help="Which testbed; not needed when there is one.")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Remove all testbeds of this machine.")] = False,
     json: JsonFlag = False,

@@ -7,10 +7,11 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from poseidon.cli.optional import OptionalTexts
 from poseidon.cli.output import JsonFlag, make_console, print_json, print_line
 from poseidon.cli.server_admin import AdminTokenFile
 
@@ -28,7 +29,7 @@ _NOBODY = "No worker of this user trains on this machine. Workers of other machi
 
 def top(
     addresses: Annotated[
-        Optional[list[str]],  # noqa: UP045
+        OptionalTexts,
         typer.Argument(help="Where `poseidon metrics` listens on other machines; default: this machine's workers."),
     ] = None,
     once: Annotated[bool, typer.Option("--once", help="Print the table once, as to a pipe.")] = False,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from poseidon.cli.optional import OptionalFlag, OptionalPath, OptionalText, OptionalWhole
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table, written
 from poseidon.errors import InvalidArgument
 
@@ -26,18 +27,14 @@ FolderArgument = Annotated[
 def what_if(
     folder: FolderArgument,
     link: Annotated[
-        Optional[str],  # noqa: UP045
+        OptionalText,
         typer.Option(metavar="RATE", help="Ports of this rate, such as 10gbit, or so many times as fast: 2x."),
     ] = None,
-    hosts: Annotated[Optional[int], typer.Option(min=1, help="On so many hosts.")] = None,  # noqa: UP045
-    scheme: Annotated[Optional[str], typer.Option(help="With this scheme: auto, ps, sfb …")] = None,  # noqa: UP045
-    wire: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="With gradients that travel so: fp32, bf16, fp16 or int8."),
-    ] = None,
+    hosts: Annotated[OptionalWhole, typer.Option(min=1, help="On so many hosts.")] = None,
+    scheme: Annotated[OptionalText, typer.Option(help="With this scheme: auto, ps, sfb …")] = None,
+    wire: Annotated[OptionalText, typer.Option(help="With gradients that travel so: fp32, bf16, fp16 or int8.")] = None,
     overlap: Annotated[
-        Optional[bool],  # noqa: UP045
-        typer.Option("--overlap/--no-overlap", help="With a DistributedOptimizer, or without one."),
+        OptionalFlag, typer.Option("--overlap/--no-overlap", help="With a DistributedOptimizer, or without one.")
     ] = None,
     straggler: Annotated[
         bool, typer.Option("--straggler/--no-straggler", help="With the slow worker, if there was one, or without it.")
@@ -46,8 +43,7 @@ def what_if(
         bool, typer.Option("--slow-port/--no-slow-port", help="With the slow port, if there was one, or without it.")
     ] = True,
     html: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FILE", help="Write a page with the critical paths here."),
+        OptionalPath, typer.Option(metavar="FILE", help="Write a page with the critical paths here.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> None:

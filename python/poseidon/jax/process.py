@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from poseidon.adapter.agreement import check_same
-from poseidon.adapter.arrays import ArrayKind, Arrays, Bytes
+from poseidon.adapter.arrays import Arrays, Bytes
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.process import Process
 from poseidon.errors import InvalidArgument, PoseidonError
@@ -23,16 +22,6 @@ from poseidon.options import World
 class _HostArrays(Arrays):
     """JAX's arrays are never written, so what crosses to other ranks are NumPy copies of them."""
 
-    dtypes: Mapping[str, Any] = {
-        name: jnp.dtype(name) for name in ("float32", "float64", "float16", "bfloat16", "uint8", "int32", "int64")
-    }
-
-    def kind_of(self, value: Any) -> ArrayKind | None:
-        return (value.dtype.name, value.shape) if isinstance(value, np.ndarray) else None
-
-    def describe(self, value: Any) -> str:
-        return type(value).__name__
-
     def size_bytes(self, array: Any) -> int:
         return int(array.nbytes)
 
@@ -41,19 +30,6 @@ class _HostArrays(Arrays):
 
     def overwrite(self, array: Any, data: Bytes) -> None:
         array[...] = data.view(array.dtype).reshape(array.shape)
-
-    def make(self, kind: ArrayKind, data: bytearray | None = None) -> Any:
-        name, shape = kind
-        dtype = self.dtypes[name]
-        return np.empty(shape, dtype) if data is None else np.frombuffer(data, dtype).reshape(shape)
-
-    def host_copy(self, array: Any) -> Any:
-        return np.array(array)
-
-    copy = host_copy
-
-    def kind_size_bytes(self, kind: ArrayKind) -> int:
-        return math.prod(kind[1]) * int(self.dtypes[kind[0]].itemsize)
 
 
 class _JaxProcess(Process):
@@ -96,9 +72,7 @@ def init(**options: Any) -> None:
     RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe the job (`poseidon run` and torchrun set them). `options` are
     those of `poseidon.options`. With one worker it connects to nothing. Raises a PoseidonError.
     """
-    if _process.own is not None:
-        raise InvalidArgument("poseidon.init() was called twice: call shutdown() in between, or leave one out")
-    _process.join(None, options)
+    _process.init(None, options)
 
 
 def context() -> Membership:
@@ -129,9 +103,7 @@ def failure() -> PoseidonError | None:
 
 def barrier() -> None:
     """Returns once every rank has called it."""
-    control = _process.collective_control("barrier")
-    if control is not None:
-        control.barrier()
+    _process.barrier()
 
 
 def broadcast(tree: Any, root: int = 0) -> Any:

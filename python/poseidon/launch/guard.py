@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import TracebackType
 from typing import IO
 
 _STARTED, _REAPED, _OVER = b"started", b"reaped", b"over"
@@ -33,12 +32,8 @@ class Guard:
                 start_new_session=True,
             )
 
-    def __enter__(self) -> Guard:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """The run is over."""
         self._tell(_OVER)
         if self._process is not None:
             assert self._process.stdin is not None

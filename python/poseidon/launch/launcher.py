@@ -86,7 +86,7 @@ def run_workers(
     recovery = Recovery.of(resolve_option("on_failure", {**os.environ, **variables}), max_restarts)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(caught_signals())
-        terminal = stack.enter_context(Terminal(lambda: signals.interrupted))
+        terminal = stack.enter_context(contextlib.closing(Terminal(lambda: signals.interrupted)))
         if link is not None:
             classes = variables.get(_CLASSES.variable) or default_classes(count)
             testbed = stack.enter_context(Testbed(count, link, priorities=int(classes)))
@@ -100,7 +100,7 @@ def run_workers(
         for rank, environment in enumerate(environments):
             environment[FAILURE_MARK_VARIABLE] = str(marks / str(rank))
         commands = [testbed.command(rank, command) if testbed else list(command) for rank in range(count)]
-        guard = stack.enter_context(Guard(marks))
+        guard = stack.enter_context(contextlib.closing(Guard(marks)))
         outcome = Run(commands, environments, on_line, signals, terminal, recovery, guard).run()
         if outcome.interrupted_by:
             _tell_interruption(outcome, terminal)

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import IO, Any
 
 _AGAIN_SECONDS = 0.01
@@ -32,12 +31,7 @@ class Terminal:
         self._is_over = False
         self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         """Returns when all is written. After a signal it does not wait long for who does not read."""
         given_up = float("inf")
         with self._changed:

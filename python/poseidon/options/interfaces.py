@@ -29,7 +29,7 @@ def interfaces_of(values: Mapping[str, Any], sources: Mapping[str, str]) -> tupl
 
 def _is_hidden(name: str) -> bool:
     """Whether a name, other than those of the loopback device, has a loopback address here."""
-    if name.startswith("localhost") or _is_address(name):
+    if name.startswith("localhost") or is_address(name):
         return False
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -38,7 +38,8 @@ def _is_hidden(name: str) -> bool:
     return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in found)
 
 
-def _is_address(text: str) -> bool:
+def is_address(text: str) -> bool:
+    """Whether the text is an address of IPv4 or IPv6."""
     try:
         ipaddress.ip_address(text)
     except ValueError:

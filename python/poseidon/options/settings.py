@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -59,11 +58,6 @@ class Settings:
         """The same settings with other values of some options, which are not checked."""
         reject_unknown(values, tuple(self.values), "option")
         return replace(self, values={**self.values, **values})
-
-    @functools.cached_property
-    def core_features(self) -> tuple[str, ...]:
-        """The names of the core's features (include/poseidon/features.def) that these options give."""
-        return tuple(_core.features_of(self.core()))
 
     def core(self) -> _core.Options:
         """These settings as the compiled core takes them."""

@@ -59,18 +59,7 @@ def _efficiency(report: PlanReport) -> str:
     picture = figure(lambda width: bars_chart(rows, width, "Efficiency by number of hosts", 1.0), PAGE_WIDTH)
     priced = report.cluster.price > 0
     heads = ["Hosts", "Workers", "Step", "Samples/s", "× one host", "Efficiency", *["Samples/$"] * priced]
-    texts = [
-        [
-            str(row.hosts),
-            str(row.workers),
-            seconds_text(row.step_s),
-            number_text(row.samples_per_s, 4),
-            f"{row.speedup:.2f}",
-            f"{row.efficiency:.3f}",
-            *([] if row.samples_per_dollar is None else [f"{row.samples_per_dollar:,.0f}"]),
-        ]
-        for row in report.scaling
-    ]
+    texts = [row.cells(seconds_text(row.step_s)) for row in report.scaling]
     words = "Which part of each step is a worker's own computation. A full bar is linear scaling."
     return section("Efficiency by number of hosts", words, picture + table(heads, texts))
 

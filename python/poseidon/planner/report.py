@@ -17,7 +17,7 @@ from poseidon.planner.load import Load
 from poseidon.planner.placement import RackPlan, plan_racks
 from poseidon.planner.predict import Planner, Prediction
 from poseidon.rates import format_rate
-from poseidon.report.svg import seconds_text
+from poseidon.report.svg import number_text, seconds_text
 
 _NOTICED_S = 5e-5  # shorter waits are none
 
@@ -36,6 +36,12 @@ class ScalingRow:
     speedup: float
     efficiency: float
     samples_per_dollar: float | None
+
+    def cells(self, step: str) -> list[str]:
+        """The row of a table, with the time of a step in this text, and the price if there is one."""
+        price = [] if self.samples_per_dollar is None else [f"{self.samples_per_dollar:,.0f}"]
+        rates = [number_text(self.samples_per_s, 4), f"{self.speedup:.2f}", f"{self.efficiency:.3f}"]
+        return [str(self.hosts), str(self.workers), step, *rates, *price]
 
 
 @dataclass(frozen=True)

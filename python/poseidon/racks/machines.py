@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +10,7 @@ import numpy as np
 from poseidon.errors import InvalidArgument
 from poseidon.exchange import Exchange
 from poseidon.options import Settings
+from poseidon.options.interfaces import is_address
 from poseidon.racks.traffic import own_address
 
 _ADDRESS_BYTES = 64
@@ -34,7 +33,7 @@ class Machines:
 def listening_address(settings: Settings) -> str:
     """The address of this machine in the job's network."""
     named = settings.interfaces[0] if settings.interfaces else ""
-    return named if _is_address(named) else own_address(settings.master_addr, settings.master_port)
+    return named if is_address(named) else own_address(settings.master_addr, settings.master_port)
 
 
 def make_token(exchange: Exchange) -> bytes:
@@ -74,11 +73,3 @@ def _gather(exchange: Exchange, key: str, own: bytes, size_bytes: int) -> list[b
     rows[exchange.rank, : len(own)] = np.frombuffer(own, np.uint8)
     _add_up(exchange, key, rows)
     return [row.tobytes() for row in rows]
-
-
-def _is_address(text: str) -> bool:
-    for family in (socket.AF_INET, socket.AF_INET6):
-        with contextlib.suppress(OSError):
-            socket.inet_pton(family, text)
-            return True
-    return False

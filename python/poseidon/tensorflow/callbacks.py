@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from poseidon.tensorflow.context import context
+from poseidon.tensorflow.steps import EPOCH, FIT
 
 
 class MetricAverage(keras.callbacks.Callback):
@@ -31,13 +32,13 @@ class FitWatch(MetricAverage):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         steps = self._steps()
         if steps is not None:
-            steps.end_epoch(int(self.model.optimizer.iterations))
+            steps.end(EPOCH, int(self.model.optimizer.iterations))
             super().on_epoch_end(epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         steps = self._steps()
         if steps is not None:
-            steps.end_fit(int(self.model.optimizer.iterations))
+            steps.end(FIT, int(self.model.optimizer.iterations))
 
     def _steps(self) -> Any:
         return self.model.optimizer._poseidon_exchange.steps

@@ -8,7 +8,6 @@ from typing import Any
 from poseidon.adapter.agreement import broadcast_alike
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.process import Process
-from poseidon.errors import InvalidArgument
 from poseidon.options import World
 from poseidon.tensorflow.arrays import VARIABLES
 from poseidon.tensorflow.plugin import release_client
@@ -41,9 +40,7 @@ def init(**options: Any) -> None:
     `options` are those of `poseidon.options`, e.g. `timeout=60`; a keyword beats the environment. With one worker it
     connects to nothing. Raises a PoseidonError that names what is missing or who did not come.
     """
-    if _process.own is not None:
-        raise InvalidArgument("poseidon.init() was called twice: call shutdown() in between, or leave one out")
-    _process.join(None, options)
+    _process.init(None, options)
 
 
 def context() -> Membership:
@@ -68,9 +65,7 @@ def world_size() -> int:
 
 def barrier() -> None:
     """Returns once every rank has called it. Raises a PoseidonError if a rank fails or is too late."""
-    control = _process.collective_control("barrier")
-    if control is not None:
-        control.barrier()
+    _process.barrier()
 
 
 def broadcast_variables(variables: Iterable[Any], root: int = 0) -> None:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from poseidon import _core
 from poseidon.adapter.plugins import PluginError, compiled
 
+OPERATION = "PoseidonExchange_needs_jit_compile_False"  # XLA's error shows this name
 _SOURCE = Path(__file__).with_name("exchange_op.cc")
 
 
@@ -30,6 +31,10 @@ class Plugin:
         if not self._library.poseidon_set_exchange(client.c_exchange, job):
             raise PluginError("the compiled operations know another version of Poseidon's C interface")
         self._client = client
+
+    def exchange(self, value: Any, layer: int, divisor: int, job: int, present: bool = True) -> Any:
+        """An operation that gives the layer's sum over all ranks, divided. Not `present`: without this rank's value."""
+        return self.ops.poseidon_exchange(value, layer=layer, divisor=divisor, job=job, present=present, name=OPERATION)
 
     def release(self) -> None:
         """Lets go of the client, after its shutdown. Operations that run from now on fail."""

@@ -15,8 +15,8 @@ from poseidon import _core
 from poseidon.adapter.membership import Membership
 from poseidon.errors import InvalidArgument, PoseidonError
 
-STEP = 1
-_ENDS = {2: "an epoch", 3: "fit"}
+STEP, EPOCH, FIT = 1, 2, 3
+_ENDS = {EPOCH: "an epoch", FIT: "fit"}
 
 
 class StepLayer:
@@ -35,15 +35,11 @@ class StepLayer:
         row[self._here.rank] = number
         return row
 
-    def end_epoch(self, steps: int) -> None:
-        """Collective: raises InvalidArgument, and ends the job, unless all ranks are at the end of an epoch."""
-        self._end(2, steps)
+    def end(self, number: int, steps: int) -> None:
+        """Collective: raises InvalidArgument, and ends the job, unless all ranks are at this end (`EPOCH` or `FIT`).
 
-    def end_fit(self, steps: int) -> None:
-        """Collective: the same at the end of `fit`. `steps`: how many this rank has made, for the error."""
-        self._end(3, steps)
-
-    def _end(self, number: int, steps: int) -> None:
+        `steps`: how many this rank has made, for the error.
+        """
         client = self._here.client
         if client is None:
             return

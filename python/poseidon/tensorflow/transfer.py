@@ -14,11 +14,9 @@ from poseidon.adapter.membership import Membership
 from poseidon.adapter.native_look import NativeLook
 from poseidon.errors import ShutDown
 from poseidon.schemes import takes_factors
-from poseidon.tensorflow.plugin import plugin
+from poseidon.tensorflow.plugin import OPERATION, plugin
 from poseidon.tensorflow.steps import STEP, StepLayer
 from poseidon.tensorflow.variables import SyncedVariable, factors_of
-
-OPERATION = "PoseidonExchange_needs_jit_compile_False"  # XLA's error shows this name
 
 
 class Transfer:
@@ -99,26 +97,19 @@ class Transfer:
         """The operation that tells the others of this step. Nothing waits for it, and it runs all the same."""
         assert self._plugin is not None
         with _turn_of(self._steps.layer) as turn:
-            told = self._plugin.ops.poseidon_exchange(
-                tf.constant(self._steps.row(STEP)),
-                layer=self._steps.layer,
-                divisor=1,
-                job=self._job,
-                present=True,
-                name=OPERATION,
-            )
+            told = self._plugin.exchange(tf.constant(self._steps.row(STEP)), self._steps.layer, 1, self._job)
             _run_independently(told.op)
             turn.append(told)
 
     def _operation(self, gradient: Any, layer: SyncedVariable) -> Any:
         assert self._plugin is not None
-        common = {"layer": layer.layer, "divisor": self._divisor, "job": self._job, "name": OPERATION}
         present = self._is_present(layer)
         factors = factors_of(gradient) if takes_factors(layer.next_scheme) and present else None
         if factors is None:
-            mean = self._plugin.ops.poseidon_exchange(gradient, present=present, **common)
+            mean = self._plugin.exchange(gradient, layer.layer, self._divisor, self._job, present)
         else:
-            mean = self._plugin.ops.poseidon_exchange_factors(*factors, **common)
+            of = {"layer": layer.layer, "divisor": self._divisor, "job": self._job, "name": OPERATION}
+            mean = self._plugin.ops.poseidon_exchange_factors(*factors, **of)
         _run_independently(mean.op)
         return tf.ensure_shape(mean, layer.shape)
 

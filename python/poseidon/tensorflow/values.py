@@ -17,7 +17,6 @@ from poseidon.adapter.value_layers import value_layer
 from poseidon.errors import InvalidArgument, ShutDown
 from poseidon.tensorflow.context import context, job_number
 from poseidon.tensorflow.plugin import plugin
-from poseidon.tensorflow.transfer import OPERATION
 
 Operation = Literal["mean", "sum", "min", "max"]
 
@@ -112,8 +111,7 @@ def _operation(here: Membership, vector: Any, layer: int, divisor: int) -> Any:
     assert here.client is not None
     loaded.use(here.client, job_number())
     with tf.device("CPU:0"):
-        given = {"layer": layer, "divisor": divisor, "job": job_number(), "present": True, "name": OPERATION}
-        return loaded.ops.poseidon_exchange(vector, **given)
+        return loaded.exchange(vector, layer, divisor, job_number())
 
 
 def _by_python(here: Membership, layer: int, divisor: int) -> Callable[[Any], Any]:

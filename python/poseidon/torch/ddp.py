@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -295,7 +296,8 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         """
         if not enable or self.synchronizer is None:
             return nullcontext()
-        if self.process_group is not None:  # torch's class does not say when a join ends by an error
+        if self.process_group is not None:
+            self._refuse_other_join()
             context: Any = Join(
                 [self],
                 enable,
@@ -314,12 +316,14 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
     @contextmanager
     def _join_alone(self, divide_by_initial_world_size: bool, throw_on_early_termination: bool) -> Iterator[None]:
         self._refuse_other_join()
-        joined = self._begin_join(divide_by_initial_world_size, throw_on_early_termination)
+        trained = self.trained_model()
+        joined = trained.context.joined = self._begin_join(divide_by_initial_world_size, throw_on_early_termination)
         try:
             yield
             joined.shadow_others()
         finally:
-            self.trained_model().end_join()
+            trained.context.joined = None
+            trained.end_join(joined)
 
     def _begin_join(self, divide_by_initial_world_size: bool, throw: bool) -> JoinedTraining:
         trained = self.trained_model()
@@ -340,7 +344,10 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         joined = None
         if trained.sync is not None:
             joined = self._begin_join(kwargs.get("divide_by_initial_world_size", True), throw=False)
-        return ModelJoinHook(trained, joined)
+        hook = ModelJoinHook(trained, joined)
+        # torch's class does not say when a join ends by an error. Its object, which holds this one, goes then.
+        weakref.finalize(hook, trained.end_join, joined).atexit = False
+        return hook
 
     @property
     def join_device(self) -> torch.device:

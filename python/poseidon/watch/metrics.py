@@ -3,81 +3,58 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from poseidon.admin import family, labels
+from poseidon.admin import Metric, families, labels
 from poseidon.live import WorkerFigures
 
-
-@dataclass(frozen=True)
-class _Metric:
-    name: str
-    kind: str
-    help: str
-    value: Callable[[WorkerFigures], float]
-
-
 _OF_A_WORKER = (
-    _Metric("step_seconds", "gauge", "Time of a step, mean of the last second or so.", lambda one: one.step_s),
-    _Metric("stall_seconds", "gauge", "Of it, time in which training waited for results.", lambda one: one.stall_s),
-    _Metric("steps_total", "counter", "Steps in this generation of the job.", lambda one: one.step),
-    _Metric("stalled_seconds_total", "counter", "Time waited for results.", lambda one: one.stalled_total_s),
-    _Metric("sent_bytes_total", "counter", "Bytes that the process has sent.", lambda one: one.bytes_sent),
-    _Metric("received_bytes_total", "counter", "Bytes that it has received.", lambda one: one.bytes_received),
-    _Metric("generation", "gauge", "Rises when the job recovers.", lambda one: one.generation),
-    _Metric("world_size", "gauge", "Workers of the job.", lambda one: one.world_size),
-    _Metric("silent_seconds", "gauge", "Time since these figures.", lambda one: max(0.0, time.time() - one.written_at)),
+    Metric("step_seconds", "gauge", "step_s", "Time of a step, mean of the last second or so."),
+    Metric("stall_seconds", "gauge", "stall_s", "Of it, time in which training waited for results."),
+    Metric("steps_total", "counter", "step", "Steps in this generation of the job."),
+    Metric("stalled_seconds_total", "counter", "stalled_total_s", "Time waited for results."),
+    Metric("sent_bytes_total", "counter", "bytes_sent", "Bytes that the process has sent."),
+    Metric("received_bytes_total", "counter", "bytes_received", "Bytes that it has received."),
+    Metric("generation", "gauge", "generation", "Rises when the job recovers."),
+    Metric("world_size", "gauge", "world_size", "Workers of the job."),
+    Metric("silent_seconds", "gauge", "silent_s", "Time since these figures."),
+)
+_OF_A_SCHEME = (Metric("step_bytes", "gauge", "bytes", "Bytes sent and received in one step, by scheme."),)
+_OF_A_LAYER = (
+    Metric(
+        "exchange_seconds",
+        "gauge",
+        "seconds",
+        "From a layer's gradient to its result, in one step. The worker with the least is the last to contribute.",
+    ),
+)
+_OF_A_LINK = (
+    Metric("bits_per_second", "gauge", "bits_per_s", "Rate to an address while something is sent."),
+    Metric("round_trip_seconds", "gauge", "round_trip_s", "The kernel's estimate, with the time in queues."),
+    Metric("resent_packets_total", "counter", "resent_packets", "Packets that were lost and sent again."),
 )
 
 
 def metrics_text(workers: Sequence[WorkerFigures]) -> str:
     """The text for these workers. All labels have the worker's job, its run and its rank."""
-    lines: list[str] = []
-    for metric in _OF_A_WORKER:
-        samples = [(_labels(one), metric.value(one)) for one in workers]
-        lines += family(f"poseidon_worker_{metric.name}", metric.kind, metric.help, samples)
-    lines += family(
-        "poseidon_worker_step_bytes",
-        "gauge",
-        "Bytes sent and received in one step, by scheme.",
-        [
-            (_labels(one, scheme=scheme), size)
-            for one in workers
-            for scheme, size in sorted(one.bytes_by_scheme.items())
-        ],
-    )
-    lines += family(
-        "poseidon_layer_exchange_seconds",
-        "gauge",
-        "From a layer's gradient to its result, in one step. The worker with the least is the last to contribute.",
-        [
-            (_labels(one, layer=layer.name, scheme=layer.scheme), layer.seconds)
-            for one in workers
-            for layer in one.layers
-        ],
-    )
-    return "\n".join(lines + _link_lines(workers)) + "\n"
-
-
-def _link_lines(workers: Sequence[WorkerFigures]) -> list[str]:
-    links = [(_labels(one, peer=link.peer), link) for one in workers for link in one.links]
-    rates = [(labelled, link.bits_per_s) for labelled, link in links if link.bits_per_s is not None]
-    return [
-        *family("poseidon_link_bits_per_second", "gauge", "Rate to an address while something is sent.", rates),
-        *family(
-            "poseidon_link_round_trip_seconds",
-            "gauge",
-            "The kernel's estimate, with the time in queues.",
-            [(labelled, link.round_trip_s) for labelled, link in links],
-        ),
-        *family(
-            "poseidon_link_resent_packets_total",
-            "counter",
-            "Packets that were lost and sent again.",
-            [(labelled, link.resent_packets) for labelled, link in links],
-        ),
+    now = time.time()
+    own = [(_labels(one), {**vars(one), "silent_s": max(0.0, now - one.written_at)}) for one in workers]
+    schemes = [
+        (_labels(one, scheme=scheme), {"bytes": size})
+        for one in workers
+        for scheme, size in sorted(one.bytes_by_scheme.items())
     ]
+    layers = [
+        (_labels(one, layer=layer.name, scheme=layer.scheme), vars(layer)) for one in workers for layer in one.layers
+    ]
+    links = [(_labels(one, peer=link.peer), vars(link)) for one in workers for link in one.links]
+    lines = [
+        *families("poseidon_worker", _OF_A_WORKER, own),
+        *families("poseidon_worker", _OF_A_SCHEME, schemes),
+        *families("poseidon_layer", _OF_A_LAYER, layers),
+        *families("poseidon_link", _OF_A_LINK, links),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _labels(worker: WorkerFigures, **more: object) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from http import HTTPStatus
 
-from poseidon.admin import CONTENT_TYPE, Answer, error_answer, json_answer
+from poseidon.admin import CONTENT_TYPE, Answer, json_answer, text_answer, to_read
 from poseidon.live import WorkerFigures
 from poseidon.watch.metrics import metrics_text
 
@@ -22,13 +22,9 @@ class WatchService:
 
     def answer(self, method: str, path: str, query: str, source: str) -> Answer:
         """The answer to a request."""
-        if path not in ("/healthz", "/workers", "/metrics"):
-            return error_answer(HTTPStatus.NOT_FOUND, f"there is no {path}: GET /healthz, /workers, /metrics")
-        if method != "GET":
-            return error_answer(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} takes GET only")
-        if path == "/healthz":
-            return Answer(HTTPStatus.OK, "ok\n", "text/plain")
-        workers = self._read()
-        if path == "/workers":
-            return json_answer(HTTPStatus.OK, {"workers": [asdict(one) for one in workers]})
-        return Answer(HTTPStatus.OK, metrics_text(workers), CONTENT_TYPE)
+        found = {
+            "/healthz": lambda: text_answer("ok"),
+            "/workers": lambda: json_answer(HTTPStatus.OK, {"workers": [asdict(one) for one in self._read()]}),
+            "/metrics": lambda: Answer(HTTPStatus.OK, metrics_text(self._read()), CONTENT_TYPE),
+        }
+        return to_read(method, path, found)

@@ -52,9 +52,8 @@ class Choices:
         self._revises = settings.revise == "auto"
         self._settings = settings
         self._log = ChoiceLog()
-        self.open_layers: dict[
-            str, tuple[str, ...]
-        ] = {}  # those that have a choice, and the schemes that they may take
+        # Those that have a choice, and the schemes that they may take.
+        self.open_layers: dict[str, tuple[str, ...]] = {}
         self._connected = False
         self._step = 0  # the next
         self._runs = 0  # since `connect`

@@ -80,16 +80,6 @@ def _descend(model: StepModel, start: tuple[str, ...], tried: Sequence[int]) -> 
 
 
 @dataclass(frozen=True)
-class _Trial:
-    """A change that steps have yet to confirm."""
-
-    before: dict[str, str]  # the schemes that it has replaced
-    measured_s: float
-    gain_s: float  # predicted
-    noise_s: float
-
-
-@dataclass(frozen=True)
 class _Refusal:
     """A change that has been taken back, and the state of the cluster that it was made in."""
 
@@ -98,24 +88,32 @@ class _Refusal:
     measured_s: float
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """A change that steps have yet to confirm."""
+
+    before: dict[str, str]  # the schemes that it has replaced
+    gain_s: float  # predicted
+    noise_s: float
+    refusal: _Refusal  # what it becomes if it is taken back
+
+
 class Decider:
     """Takes measurements of steps between two changes and decides on the next change."""
 
     def __init__(self) -> None:
         self._trial: _Trial | None = None
-        self._tried: _Refusal | None = None  # what `_trial` becomes if it is taken back
         self._refused: list[_Refusal] = []
 
     def consider(self, model: StepModel, durations_s: Sequence[float]) -> Decision | None:
         """Takes the durations of the steps since the last change. Returns the next change, or None."""
         measured_s, link = statistics.median(durations_s), model.rates.link_bytes_per_s
-        trial, tried = self._trial, self._tried
-        self._trial = self._tried = None
-        if trial is not None and tried is not None:
+        trial, self._trial = self._trial, None
+        if trial is not None:
             wanted_s = max(_LEAST_SHARE * trial.gain_s, min(trial.noise_s, trial.gain_s / 2))
-            if trial.measured_s - measured_s < wanted_s:
-                self._refused.append(tried)
-                return Decision(trial.before, True, measured_s, trial.measured_s, link)
+            if trial.refusal.measured_s - measured_s < wanted_s:
+                self._refused.append(trial.refusal)
+                return Decision(trial.before, True, measured_s, trial.refusal.measured_s, link)
         self._refused = [
             refusal
             for refusal in self._refused
@@ -133,8 +131,7 @@ class Decider:
             return None
         before = {unit.names[0]: unit.scheme for unit, _ in changed}
         link = model.rates.link_bytes_per_s
-        self._trial = _Trial(before, measured_s, gain_s, noise)
-        self._tried = _Refusal(schemes, link, measured_s)
+        self._trial = _Trial(before, gain_s, noise, _Refusal(schemes, link, measured_s))
         return Decision(schemes, False, measured_s, max(0.0, measured_s - gain_s), link)
 
 

@@ -116,9 +116,7 @@ def init(**options: Any) -> None:
     shrink `Recovery` connects later. Raises a PoseidonError that names what is missing or who did not come. It may be
     called again then, and after `shutdown()`. dist.init_process_group() may come before or after it.
     """
-    if _process.own is not None:
-        raise InvalidArgument("poseidon.init() was called twice: call shutdown() in between, or leave one out")
-    _process.join(world(), options)
+    _process.init(world(), options)
 
 
 def context() -> Membership:
@@ -156,9 +154,7 @@ def world_size() -> int:
 
 def barrier() -> None:
     """Returns once every rank has called it. Raises a PoseidonError if a rank fails or is too late."""
-    control = collective_control("barrier")
-    if control is not None:
-        control.barrier()
+    _process.barrier()
 
 
 def collective_control(caller: str) -> Control | None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from poseidon.adapter.arrays import ArrayKind, Arrays, Bytes
+from poseidon.adapter.arrays import ArrayKind, Bytes, StateArrays
 from poseidon.torch.tensors.compatibility import unnamed
 from poseidon.torch.tensors.memory import host_bytes
 
@@ -32,8 +31,8 @@ DTYPES: dict[str, torch.dtype] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
-class TensorArrays(Arrays):
-    """Tensors of any device and memory format."""
+class TensorArrays(StateArrays):
+    """Tensors of any device and memory format. A sparse one is its indices and values."""
 
     dtypes = DTYPES
     tuples = (tuple, torch.Size)
@@ -45,6 +44,17 @@ class TensorArrays(Arrays):
 
     def describe(self, value: Any) -> str:
         return f"{value.dtype} tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+
+    def parts_of(self, value: Any) -> list[Any] | None:
+        if not isinstance(value, torch.Tensor) or value.layout != torch.sparse_coo:
+            return None
+        value = value.detach()
+        # As they are: the order of rows decides in which order an update adds what an index has several times.
+        return [value._indices(), value._values(), list(value.shape), value.is_coalesced()]
+
+    def of_parts(self, parts: list[Any]) -> torch.Tensor:
+        indices, values, shape, is_coalesced = parts
+        return torch.sparse_coo_tensor(indices, values, shape, check_invariants=True)._coalesced_(is_coalesced)
 
     def size_bytes(self, array: torch.Tensor) -> int:
         return array.nbytes
@@ -72,10 +82,6 @@ class TensorArrays(Arrays):
 
     def copy(self, array: torch.Tensor) -> torch.Tensor:
         return array.clone()
-
-    def kind_size_bytes(self, kind: ArrayKind) -> int:
-        name, shape = kind
-        return math.prod(shape) * DTYPES[name].itemsize
 
 
 TENSORS = TensorArrays()

@@ -23,4 +23,4 @@ class ModelJoinHook(JoinHook):
         """No rank has data: all take over the model of those that trained longest."""
         if self._joined is not None:
             self._joined.take_last_model()
-        self._model.end_join()
+        self._model.end_join(self._joined)

@@ -100,6 +100,12 @@ class TrainedModel:
         sync.on_finished = finished
         sync.replica = self._make_replica(reference, sync)
 
+        def begins() -> None:
+            if (trained := reference()) is not None:
+                trained._check_joins()
+
+        sync.step_check.before = begins
+
         def in_join() -> bool:
             return (trained := reference()) is not None and trained.join is not None
 
@@ -262,10 +268,22 @@ class TrainedModel:
         assert self.sync is not None
         self.sync.shadow()
 
-    def end_join(self) -> None:
-        """All ranks have made the same steps again."""
+    def _check_joins(self) -> None:
+        """An exchange begins. Raises InvalidArgument if a rank without data, in another model's join(), misses it."""
+        if self.join is not None:
+            return
+        if self.context.joined is not None:
+            self.context.joined.notify_other()
+        if any(one.has("out_of_data") for one in self.context.features.parts):
+            Features.refuse("unjoined", "out_of_data")
+
+    def end_join(self, joined: JoinedTraining | None) -> None:
+        """This join is over, if it was not before: all ranks make the same steps again."""
+        if self.join is not joined:
+            return
         self.join = None
         self.features.remove("join")
+        self.features.remove("out_of_data")
         if self.sync is not None:
             self.sync.divisor = self.context.world_size
 
