@@ -5,7 +5,6 @@
 // with a deadline.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -79,6 +78,13 @@ struct LayerStats {
 struct TrafficStats {
   std::uint64_t bytes_sent = 0;
   std::uint64_t bytes_received = 0;
+
+  TrafficStats& operator+=(const TrafficStats& other) {
+    bytes_sent += other.bytes_sent;
+    bytes_received += other.bytes_received;
+    return *this;
+  }
+  bool operator==(const TrafficStats&) const = default;
 };
 
 /// How urgently the next forward pass needs a layer (Geryon §III-A).

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 namespace poseidon {
@@ -69,5 +70,21 @@ class [[nodiscard]] Result {
   std::optional<T> value_;
   Status status_;
 };
+
+/// Texts and numbers one after the other, the numbers as std::to_string writes them.
+template <typename... Parts>
+std::string concat(const Parts&... parts) {
+  std::string text;
+  const auto append = [&text](const auto& part) {
+    using Part = std::remove_cvref_t<decltype(part)>;
+    if constexpr (std::is_arithmetic_v<Part> && !std::is_same_v<Part, char>) {
+      text += std::to_string(part);
+    } else {
+      text += part;
+    }
+  };
+  (append(parts), ...);
+  return text;
+}
 
 }  // namespace poseidon

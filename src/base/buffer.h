@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "base/invariant.h"
 
@@ -42,5 +43,8 @@ class Buffer {
   std::size_t size_ = 0;
   std::size_t capacity_bytes_ = 0;
 };
+
+/// What is in several pieces of memory, one after the other.
+using Pieces = std::vector<std::span<const std::byte>>;
 
 }  // namespace poseidon

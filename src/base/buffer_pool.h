@@ -14,6 +14,7 @@
 #include "base/invariant.h"
 #include "base/memory_budget.h"
 #include "base/one_thread.h"
+#include "base/pinned.h"
 
 namespace poseidon {
 
@@ -28,15 +29,13 @@ namespace poseidon {
 ///
 /// Some buffers are kept for a long time, such as results for late workers. They must fit in the budget beside the most
 /// that all others have needed at once. `try_keep` says whether they do.
-class BufferPool : public std::enable_shared_from_this<BufferPool> {
+class BufferPool : public std::enable_shared_from_this<BufferPool>, private Pinned {
  public:
   static constexpr std::size_t kLeastFreeBytes = std::size_t{64} << 20;
 
   explicit BufferPool(std::shared_ptr<MemoryBudget> budget = std::make_shared<MemoryBudget>(0))
       : budget_(std::move(budget)) {}
   ~BufferPool() { budget_->release(charged_bytes_); }
-  BufferPool(const BufferPool&) = delete;
-  BufferPool& operator=(const BufferPool&) = delete;
 
   /// Takes a buffer and charges it, even above the budget's limit. For sizes that have been checked before.
   Buffer take(std::size_t size_bytes) {
@@ -82,10 +81,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
 
   const MemoryBudget& budget() const { return *budget_; }
   /// Bytes of the free buffers.
-  std::size_t free_bytes() const {
-    one_thread_.check();
-    return free_bytes_;
-  }
+  std::size_t free_bytes() const { return one_thread_.checked(free_bytes_); }
   /// Whether the budget has room for that much more. Frees the free buffers if it has not.
   bool has_room(std::size_t size_bytes) {
     one_thread_.check();
@@ -98,8 +94,7 @@ class BufferPool : public std::enable_shared_from_this<BufferPool> {
   }
   /// The same, without freeing anything.
   bool could_hold(std::size_t size_bytes) const {
-    one_thread_.check();
-    return budget_->has_room(size_bytes - std::min(size_bytes, charged_bytes_ - used_bytes_));
+    return one_thread_.checked(budget_)->has_room(size_bytes - std::min(size_bytes, charged_bytes_ - used_bytes_));
   }
   /// Charges memory that the pool's owner holds elsewhere. False, and nothing is charged, if there is no room.
   bool try_charge(std::size_t size_bytes) {

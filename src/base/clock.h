@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 
+#include "base/pinned.h"
 #include "base/world.h"
 
 namespace poseidon {
@@ -24,12 +25,10 @@ struct Clock {
 
 /// Whoever has deadlines keeps one of these. The first one in a process starts a thread that ticks, and the last one
 /// ends it.
-class KeepsTime {
+class KeepsTime : private Pinned {
  public:
   KeepsTime();
   ~KeepsTime();
-  KeepsTime(const KeepsTime&) = delete;
-  KeepsTime& operator=(const KeepsTime&) = delete;
 
  private:
   const bool real_;

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <iterator>
-#include <string>
 #include <system_error>
 
 namespace poseidon {
@@ -38,10 +37,9 @@ Status make_room_for_descriptors(std::size_t more_count) {
     ::setrlimit(RLIMIT_NOFILE, &limit);
   }
   if (needed <= limit.rlim_max) return {};
-  return {ErrorCode::invalid_argument, "a worker of this job opens " + std::to_string(more_count) +
-                                           " descriptors and this process may have " + std::to_string(limit.rlim_max) +
-                                           "; raise its hard limit (`ulimit -Hn`, LimitNOFILE=) to " +
-                                           std::to_string(needed + kSpareCount)};
+  return {ErrorCode::invalid_argument,
+          concat("a worker of this job opens ", more_count, " descriptors and this process may have ", limit.rlim_max,
+                 "; raise its hard limit (`ulimit -Hn`, LimitNOFILE=) to ", needed + kSpareCount)};
 }
 
 }  // namespace poseidon

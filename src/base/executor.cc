@@ -1,6 +1,5 @@
 #include "base/executor.h"
 
-#include <atomic>
 #include <memory>
 #include <utility>
 

@@ -8,18 +8,17 @@
 #include <mutex>
 #include <vector>
 
+#include "base/pinned.h"
 #include "base/thread.h"
 
 namespace poseidon {
 
 /// Thread-safe. Jobs start in the order in which they were given.
-class Executor {
+class Executor : private Pinned {
  public:
   explicit Executor(int thread_count);
   /// Finishes the jobs that were given before, then joins the threads.
   ~Executor();
-  Executor(const Executor&) = delete;
-  Executor& operator=(const Executor&) = delete;
 
   int thread_count() const { return static_cast<int>(threads_.size()); }
 

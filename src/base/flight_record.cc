@@ -114,8 +114,7 @@ std::string flight_record_path(const std::string& directory, const std::string& 
   std::string plain_job = job;
   for (char& c : plain_job)
     if (!is_plain(c)) c = '_';
-  const std::string name = std::string(kPrefix) + plain_job + "-" + who + "-" + time_text(wall_ns) + "-" +
-                           std::to_string(::getpid()) + std::string(kSuffix);
+  const std::string name = concat(kPrefix, plain_job, "-", who, "-", time_text(wall_ns), "-", ::getpid(), kSuffix);
   return (std::filesystem::path(directory) / name).string();
 }
 

@@ -11,6 +11,7 @@
 #include "base/flight_recorder.h"
 #include "base/json_writer.h"
 #include "base/one_thread.h"
+#include "base/pinned.h"
 #include "base/thread.h"
 #include "poseidon/status.h"
 
@@ -66,12 +67,9 @@ Status write_flight_record(const std::string& path, const std::string& text);
 
 /// Writes a record on a separate thread. One thread at a time calls it: the one on which the job fails, and later the
 /// one that destroys this.
-class FlightRecordWriter {
+class FlightRecordWriter : private Pinned {
  public:
-  FlightRecordWriter() = default;
   ~FlightRecordWriter() { wait(); }
-  FlightRecordWriter(const FlightRecordWriter&) = delete;
-  FlightRecordWriter& operator=(const FlightRecordWriter&) = delete;
 
   /// Starts writing; may be called once. `make_text` runs on the writer's thread, and what it uses must live until
   /// `wait` has returned.

@@ -1,7 +1,6 @@
 // FlightRecorder: keeps the last events of one loop in case its job fails (docs/flight-records.md).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>

@@ -5,6 +5,8 @@
 #include <array>
 #include <fstream>
 
+#include "poseidon/status.h"
+
 namespace poseidon {
 
 namespace {
@@ -19,7 +21,7 @@ std::string host_name() {
 
 std::string host_and_port(const std::string& host, unsigned int port) {
   const bool v6 = host.find(':') != std::string::npos;
-  return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+  return concat(v6 ? "[" + host + "]" : host, ":", port);
 }
 
 std::string boot_id() {

@@ -2,7 +2,6 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <initializer_list>
 #include <string_view>
 
 namespace poseidon {

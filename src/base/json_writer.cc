@@ -2,7 +2,6 @@
 
 #include <array>
 #include <cmath>
-#include <cstdint>
 #include <cstdio>
 
 #include "base/utf8.h"

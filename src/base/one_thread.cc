@@ -3,7 +3,6 @@
 #ifdef POSEIDON_CHECKS
 
 #include <chrono>
-#include <string>
 
 #include "base/invariant.h"
 #include "base/thread.h"

@@ -38,6 +38,12 @@ class OneThread {
     if (owner == 0 && owner_.compare_exchange_strong(owner, caller, std::memory_order_relaxed)) return;
     take_from(owner, file, line);
   }
+  /// Checks, and then hands out a member of the object.
+  template <typename Member>
+  Member& checked(Member& member, const char* file = __builtin_FILE(), int line = __builtin_LINE()) const {
+    check(file, line);
+    return member;
+  }
   /// The next thread that calls `check` is the owner. Whoever calls this sees to it that no thread uses the object now.
   void hand_over() const { owner_.store(0, std::memory_order_relaxed); }
   /// A call of a class whose objects may be used by one thread at a time, whichever it is.
@@ -75,6 +81,10 @@ class OneThread {
  public:
   explicit constexpr OneThread(const char* /*of*/) {}
   void check() const {}
+  template <typename Member>
+  Member& checked(Member& member) const {
+    return member;
+  }
   void hand_over() const {}
   struct Turn {
     explicit Turn(const OneThread& /*object*/) {}

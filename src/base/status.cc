@@ -1,55 +1,32 @@
 #include "poseidon/status.h"
 
+#include <array>
+
 #include "poseidon/dtype.h"
 
 namespace poseidon {
 
+namespace {
+
+template <std::size_t Count>
+std::string_view name_at(const std::array<std::string_view, Count>& names, std::size_t index) {
+  return index < Count ? names[index] : "unknown";
+}
+
+}  // namespace
+
 std::string_view error_code_name(ErrorCode code) {
-  switch (code) {
-    case ErrorCode::ok:
-      return "ok";
-    case ErrorCode::invalid_argument:
-      return "invalid_argument";
-    case ErrorCode::timeout:
-      return "timeout";
-    case ErrorCode::peer_lost:
-      return "peer_lost";
-    case ErrorCode::mismatch:
-      return "mismatch";
-    case ErrorCode::refused:
-      return "refused";
-    case ErrorCode::unreachable:
-      return "unreachable";
-    case ErrorCode::aborted:
-      return "aborted";
-    case ErrorCode::shut_down:
-      return "shut_down";
-    case ErrorCode::evicted:
-      return "evicted";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 10> names{"ok",      "invalid_argument", "timeout", "peer_lost", "mismatch",
+                                                   "refused", "unreachable",      "aborted", "shut_down", "evicted"};
+  static_assert(names.size() == static_cast<std::size_t>(ErrorCode::evicted) + 1);
+  return name_at(names, static_cast<std::size_t>(code));
 }
 
 std::string_view dtype_name(DType dtype) {
-  switch (dtype) {
-    case DType::float32:
-      return "float32";
-    case DType::float64:
-      return "float64";
-    case DType::float16:
-      return "float16";
-    case DType::bfloat16:
-      return "bfloat16";
-    case DType::uint8:
-      return "uint8";
-    case DType::int32:
-      return "int32";
-    case DType::int64:
-      return "int64";
-    case DType::int8_blocks:
-      return "int8_blocks";
-  }
-  return "unknown";
+  constexpr std::array<std::string_view, 9> names{"unknown", "float32", "float64", "float16",    "bfloat16",
+                                                  "uint8",   "int32",   "int64",   "int8_blocks"};
+  static_assert(names.size() == static_cast<std::size_t>(DType::int8_blocks) + 1);
+  return name_at(names, static_cast<std::size_t>(dtype));
 }
 
 const std::string& Status::message() const {

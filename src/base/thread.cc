@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/invariant.h"
+#include "poseidon/status.h"
 
 namespace poseidon {
 
@@ -34,13 +35,13 @@ std::weak_ptr<const void> life_of_this_thread() {
 }
 
 std::string name_of_thread(ThreadNumber thread) {
-  std::string text = "thread " + std::to_string(thread);
+  std::string text = concat("thread ", thread);
   if (thread >= kFirstSimulatedThread) {
     const World* const world = World::current();
     return world == nullptr ? text : text + " (" + world->name_of(thread) + ")";
   }
   std::array<char, 32> name{};
-  std::FILE* const file = std::fopen(("/proc/self/task/" + std::to_string(thread) + "/comm").c_str(), "re");
+  std::FILE* const file = std::fopen(concat("/proc/self/task/", thread, "/comm").c_str(), "re");
   if (file == nullptr) return text;
   if (std::fscanf(file, "%31[^\n]", name.data()) == 1) text += std::string(" (") + name.data() + ")";
   static_cast<void>(std::fclose(file));

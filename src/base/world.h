@@ -14,6 +14,8 @@
 #include <span>
 #include <string>
 
+#include "base/pinned.h"
+
 namespace poseidon {
 
 /// Threads of a simulated world have numbers from here on. The kernel's numbers are smaller.
@@ -21,12 +23,9 @@ using ThreadNumber = std::int64_t;
 inline constexpr ThreadNumber kFirstSimulatedThread = ThreadNumber{1} << 32;
 
 /// A simulated world. Only its own threads may use it, of which one runs at a time.
-class World {
+class World : private Pinned {
  public:
-  World() = default;
   virtual ~World() = default;
-  World(const World&) = delete;
-  World& operator=(const World&) = delete;
 
   /// The world of the calling thread, or null in the real one. Where no world is simulated it costs a load.
   static World* current() noexcept {
@@ -57,12 +56,10 @@ class World {
   virtual void wake(const void* what) = 0;
 
   /// The world of the calling thread as long as this lives.
-  class Entered {
+  class Entered : private Pinned {
    public:
     explicit Entered(World& world);
     ~Entered();
-    Entered(const Entered&) = delete;
-    Entered& operator=(const Entered&) = delete;
 
    private:
     World* const outer_;
