@@ -15,6 +15,7 @@ namespace poseidon {
 template <typename Named>
 class NamedRegistry {
  public:
+  explicit NamedRegistry(std::list<Named> first) : all_(std::move(first)) {}
   /// Returns null if nothing has this name.
   const Named* find(std::string_view name) const {
     const std::lock_guard lock(mutex_);

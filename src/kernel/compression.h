@@ -16,7 +16,7 @@ namespace poseidon::kernel {
 /// element of gradient + residual is not finite, the residual stays as it is (source: Lin et al. 2018, "Deep Gradient
 /// Compression").
 void take_largest(const float* gradient, float* residual, std::size_t element_count, std::span<std::uint32_t> indexes,
-                  float* values);
+                  float* values, Isa isa = best_isa());
 
 /// Elements [begin, end) of out: zeros, to which each term adds its elements, term after term, divided by `divisor` as
 /// in `sum`. A term is rows of one float32. Disjoint ranges may run on different threads.
@@ -35,12 +35,13 @@ constexpr std::size_t one_bit_bytes(std::size_t element_count) {
 /// out = gradient + residual in blocks. The residual becomes what that has lost. If a mean of a block is not finite,
 /// the block stands for NaN, and its residual stays as it is (source: Seide et al. 2014, "1-Bit Stochastic Gradient
 /// Descent").
-void encode_one_bit(const float* gradient, float* residual, std::size_t element_count, std::byte* out);
+void encode_one_bit(const float* gradient, float* residual, std::size_t element_count, std::byte* out,
+                    Isa isa = best_isa());
 
 /// Elements [begin, end) of out: the sum of the terms, which are whole arrays in blocks, term after term, divided by
 /// `divisor` as in `sum`. `begin` is a multiple of kOneBitValues. Disjoint ranges may run on different threads.
 void sum_one_bit(std::span<const std::byte* const> terms, std::size_t begin, std::size_t end, unsigned divisor,
-                 float* out);
+                 float* out, Isa isa = best_isa());
 
 /// Low-rank compression of an M×N matrix: `rank` left vectors of length M and as many right vectors of length N, one
 /// after the other (source: Vogels et al. 2019, "PowerSGD"). `gradient` may be null in `subtract_low_rank` only.

@@ -8,7 +8,6 @@
 #include "kernel/half.h"
 #include "kernel/int8_blocks.h"
 #include "kernel/kernel.h"
-#include "kernel/kernel_isa.h"
 
 namespace poseidon::kernel {
 namespace {
@@ -37,7 +36,8 @@ void in_blocks(const float* in, std::size_t value_count, const Convert& convert)
 
 }  // namespace
 
-void encode_with(Isa isa, DType dtype, const float* in, std::byte* out, std::size_t value_count) {
+void encode(DType dtype, const float* in, std::byte* out, std::size_t value_count, Isa isa) {
+  invariant(sums_in_float32(dtype), "float32 travels as a type of 16 or 8 bits");
   if (dtype == DType::int8_blocks) return encode_int8(isa, in, out, value_count);
   if (!overlap(in, value_count * sizeof(float), out, value_count * dtype_bytes(dtype)))
     return narrow(isa, dtype, in, out, value_count);
@@ -46,7 +46,8 @@ void encode_with(Isa isa, DType dtype, const float* in, std::byte* out, std::siz
   });
 }
 
-void decode_with(Isa isa, DType dtype, const std::byte* in, float* out, std::size_t value_count) {
+void decode(DType dtype, const std::byte* in, float* out, std::size_t value_count, Isa isa) {
+  invariant(sums_in_float32(dtype), "float32 travels as a type of 16 or 8 bits");
   if (dtype == DType::int8_blocks) return decode_int8(isa, in, out, value_count);
   if (!overlap(in, value_count * dtype_bytes(dtype), out, value_count * sizeof(float)))
     return widen(isa, dtype, in, out, value_count);
@@ -58,29 +59,15 @@ void decode_with(Isa isa, DType dtype, const std::byte* in, float* out, std::siz
   }
 }
 
-void encode_with_feedback_with(Isa isa, DType dtype, const float* in, float* residual, std::byte* out,
-                               std::size_t value_count) {
+void encode_with_feedback(DType dtype, const float* in, float* residual, std::byte* out, std::size_t value_count,
+                          Isa isa) {
+  invariant(sums_in_float32(dtype), "float32 travels as a type of 16 or 8 bits");
   if (dtype == DType::int8_blocks) return encode_int8_with_feedback(isa, in, residual, out, value_count);
   if (!overlap(in, value_count * sizeof(float), out, value_count * dtype_bytes(dtype)))
     return narrow_with_feedback(isa, dtype, in, residual, out, value_count);
   in_blocks(in, value_count, [=](const float* values, std::size_t first, std::size_t n) {
     narrow_with_feedback(isa, dtype, values, residual + first, out + first * dtype_bytes(dtype), n);
   });
-}
-
-void encode(DType dtype, const float* in, std::byte* out, std::size_t value_count) {
-  invariant(sums_in_float32(dtype), "float32 travels as a type of 16 or 8 bits");
-  encode_with(best_isa(), dtype, in, out, value_count);
-}
-
-void encode_with_feedback(DType dtype, const float* in, float* residual, std::byte* out, std::size_t value_count) {
-  invariant(sums_in_float32(dtype), "float32 travels as a type of 16 or 8 bits");
-  encode_with_feedback_with(best_isa(), dtype, in, residual, out, value_count);
-}
-
-void decode(DType dtype, const std::byte* in, float* out, std::size_t value_count) {
-  invariant(sums_in_float32(dtype), "float32 travels as a type of 16 or 8 bits");
-  decode_with(best_isa(), dtype, in, out, value_count);
 }
 
 }  // namespace poseidon::kernel

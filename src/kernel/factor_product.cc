@@ -12,7 +12,6 @@
 #include "kernel/dispatch.h"
 #include "kernel/half.h"
 #include "kernel/kernel.h"
-#include "kernel/kernel_isa.h"
 
 namespace poseidon::kernel {
 namespace {
@@ -235,21 +234,15 @@ void multiply(Isa isa, Product<T> product, std::size_t row_begin, std::size_t ro
 
 }  // namespace
 
-void factor_product_with(Isa isa, std::span<const FactorTerm> terms, std::byte* out, DType dtype, std::size_t rows,
-                         std::size_t cols, std::size_t row_begin, std::size_t row_end, unsigned divisor,
-                         bool accumulate) {
+void factor_product(std::span<const FactorTerm> terms, std::byte* out, DType dtype, std::size_t rows, std::size_t cols,
+                    std::size_t row_begin, std::size_t row_end, unsigned divisor, bool accumulate, Isa isa) {
+  invariant(row_begin <= row_end && row_end <= rows && divisor > 0 && dtype_is_floating(dtype),
+            "rows of a product lie within it, and are of a floating-point type");
   if (dtype == DType::float64) {
     multiply<double>(isa, {terms, out, dtype, rows, cols, divisor, accumulate}, row_begin, row_end);
   } else {
     multiply<float>(isa, {terms, out, dtype, rows, cols, divisor, accumulate}, row_begin, row_end);
   }
-}
-
-void factor_product(std::span<const FactorTerm> terms, std::byte* out, DType dtype, std::size_t rows, std::size_t cols,
-                    std::size_t row_begin, std::size_t row_end, unsigned divisor, bool accumulate) {
-  invariant(row_begin <= row_end && row_end <= rows && divisor > 0 && dtype_is_floating(dtype),
-            "rows of a product lie within it, and are of a floating-point type");
-  factor_product_with(best_isa(), terms, out, dtype, rows, cols, row_begin, row_end, divisor, accumulate);
 }
 
 }  // namespace poseidon::kernel

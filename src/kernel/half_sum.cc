@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <type_traits>
 
 #include "kernel/arithmetic.h"
 #include "kernel/half.h"

@@ -3,12 +3,15 @@
 // Every replica must compute the same bits, whatever CPU it has. So each result element is one chain of IEEE operations
 // in a fixed order. The vector width never changes the order, and the compiler may not contract a·b + c by itself
 // (-ffp-contract=off). Where a fused multiply-add is used, every path asks for it by name.
+//
+// `isa` is the instruction set with which a kernel runs, which this CPU must have. Tests compare them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "kernel/dispatch.h"
 #include "poseidon/dtype.h"
 
 namespace poseidon::kernel {
@@ -18,7 +21,7 @@ namespace poseidon::kernel {
 /// float32 and rounded once at the end. If divisor is a power of two, the division is a multiplication by 1/divisor,
 /// which is exact. Integers wrap around and ignore `divisor`; callers ensure that it is 1.
 void sum(std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
-         unsigned divisor);
+         unsigned divisor, Isa isa = best_isa());
 
 /// out = in, for an `out` that nobody reads soon: where the CPU can, it is written to memory without being read into
 /// the caches first. The arrays do not overlap.
@@ -40,14 +43,15 @@ constexpr std::size_t running_sum_bytes(DType dtype) {
 /// out = in as `dtype`, each value rounded once, to nearest with ties to even. `out` has array_bytes(dtype,
 /// value_count) bytes. It may begin where `in` begins. Infinite values and NaN stay visible: 16-bit types keep them,
 /// and a block of int8_blocks that has one becomes NaN. Values too large for float16 become infinite.
-void encode(DType dtype, const float* in, std::byte* out, std::size_t value_count);
+void encode(DType dtype, const float* in, std::byte* out, std::size_t value_count, Isa isa = best_isa());
 
 /// The same with error feedback: encodes in + residual, and keeps what the rounding has lost in `residual`. Where the
 /// loss is not finite it keeps 0. The arrays do not overlap, but `out` may begin where `in` begins.
-void encode_with_feedback(DType dtype, const float* in, float* residual, std::byte* out, std::size_t value_count);
+void encode_with_feedback(DType dtype, const float* in, float* residual, std::byte* out, std::size_t value_count,
+                          Isa isa = best_isa());
 
 /// out = in. This is exact for 16-bit types. `in` may be the last bytes of `out`.
-void decode(DType dtype, const std::byte* in, float* out, std::size_t value_count);
+void decode(DType dtype, const std::byte* in, float* out, std::size_t value_count, Isa isa = best_isa());
 
 /// A sum of inputs that arrive one after the other: call start_sum with the first, accumulate with each further one,
 /// and then finish_sum. The result has the bits of `sum` over the same inputs in that order (except the payload of a
@@ -55,13 +59,14 @@ void decode(DType dtype, const std::byte* in, float* out, std::size_t value_coun
 /// an input may be added in the pieces in which it arrives.
 ///
 /// sum[i] = input[i]. The arrays do not overlap.
-void start_sum(const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype);
+void start_sum(const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype, Isa isa = best_isa());
 
 /// sum[i] += input[i]. Integers wrap around. The arrays do not overlap.
-void accumulate(const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype);
+void accumulate(const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype, Isa isa = best_isa());
 
 /// out[i] = sum[i] / divisor, rounded once to `dtype`. The division is that of `sum`. `out` may be `sum`.
-void finish_sum(const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype, unsigned divisor);
+void finish_sum(const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype, unsigned divisor,
+                Isa isa = best_isa());
 
 /// One term of a factor product: factors, or a dense matrix.
 struct FactorTerm {
@@ -77,7 +82,8 @@ struct FactorTerm {
 /// chain of fused multiply-adds over k in the order of the terms, in float32 (float64 for float64), rounded once to
 /// `dtype` (source: Poseidon §3.2). Rows are independent, so disjoint row ranges may run on different threads.
 void factor_product(std::span<const FactorTerm> terms, std::byte* out, DType dtype, std::size_t rows, std::size_t cols,
-                    std::size_t row_begin, std::size_t row_end, unsigned divisor, bool accumulate);
+                    std::size_t row_begin, std::size_t row_end, unsigned divisor, bool accumulate,
+                    Isa isa = best_isa());
 
 /// Rows of a matrix, row after row: `count` rows of ascending `indexes`. Without indexes they are the rows from 0 on.
 struct RowTerm {

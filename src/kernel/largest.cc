@@ -7,7 +7,6 @@
 
 #include "base/invariant.h"
 #include "kernel/compression.h"
-#include "kernel/compression_isa.h"
 #include "kernel/dispatch.h"
 
 namespace poseidon::kernel {
@@ -105,8 +104,9 @@ Selection select(Isa isa, const Input& input, std::size_t count) {
 
 }  // namespace
 
-void take_largest_with(Isa isa, const float* gradient, float* residual, std::size_t element_count,
-                       std::span<std::uint32_t> indexes, float* values) {
+void take_largest(const float* gradient, float* residual, std::size_t element_count, std::span<std::uint32_t> indexes,
+                  float* values, Isa isa) {
+  invariant(indexes.size() <= element_count, "no more elements are taken than there are");
   if (indexes.empty()) return;
   const Input input{gradient, residual, element_count};
   Selection wanted = select(isa, input, indexes.size());
@@ -129,12 +129,6 @@ void take_largest_with(Isa isa, const float* gradient, float* residual, std::siz
               }
             });
       });
-}
-
-void take_largest(const float* gradient, float* residual, std::size_t element_count, std::span<std::uint32_t> indexes,
-                  float* values) {
-  invariant(indexes.size() <= element_count, "no more elements are taken than there are");
-  take_largest_with(best_isa(), gradient, residual, element_count, indexes, values);
 }
 
 void sum_sparse(std::span<const RowTerm> terms, std::size_t begin, std::size_t end, unsigned divisor, float* out) {

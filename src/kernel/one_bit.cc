@@ -7,7 +7,6 @@
 
 #include "base/invariant.h"
 #include "kernel/compression.h"
-#include "kernel/compression_isa.h"
 #include "kernel/dispatch.h"
 
 namespace poseidon::kernel {
@@ -80,7 +79,7 @@ POSEIDON_INLINE void add_block(const std::byte* block, std::size_t count, float*
 
 }  // namespace
 
-void encode_one_bit_with(Isa isa, const float* gradient, float* residual, std::size_t element_count, std::byte* out) {
+void encode_one_bit(const float* gradient, float* residual, std::size_t element_count, std::byte* out, Isa isa) {
   run_with(
       isa, [=](auto) __attribute__((always_inline)) {
         alignas(64) Block values;
@@ -93,8 +92,9 @@ void encode_one_bit_with(Isa isa, const float* gradient, float* residual, std::s
       });
 }
 
-void sum_one_bit_with(Isa isa, std::span<const std::byte* const> terms, std::size_t begin, std::size_t end,
-                      unsigned divisor, float* out) {
+void sum_one_bit(std::span<const std::byte* const> terms, std::size_t begin, std::size_t end, unsigned divisor,
+                 float* out, Isa isa) {
+  invariant(begin <= end && begin % kOneBitValues == 0, "a range of values begins with a block");
   run_with(
       isa, [=](auto) __attribute__((always_inline)) {
         for (std::size_t first = begin; first < end; first += kOneBitValues) {
@@ -106,16 +106,6 @@ void sum_one_bit_with(Isa isa, std::span<const std::byte* const> terms, std::siz
           if (divisor > 1) finish_sum(bytes, bytes, count, DType::float32, divisor);
         }
       });
-}
-
-void encode_one_bit(const float* gradient, float* residual, std::size_t element_count, std::byte* out) {
-  encode_one_bit_with(best_isa(), gradient, residual, element_count, out);
-}
-
-void sum_one_bit(std::span<const std::byte* const> terms, std::size_t begin, std::size_t end, unsigned divisor,
-                 float* out) {
-  invariant(begin <= end && begin % kOneBitValues == 0, "a range of values begins with a block");
-  sum_one_bit_with(best_isa(), terms, begin, end, divisor, out);
 }
 
 }  // namespace poseidon::kernel

@@ -45,7 +45,7 @@ std::size_t sum_rows(std::span<const RowTerm> terms, DType dtype, DType out_dtyp
     for (Cursor& cursor : cursors) {
       if (cursor.index() != row) continue;
       const std::byte* const input = cursor.term->values + cursor.at * row_bytes;
-      (first ? start_sum : accumulate)(input, running.data(), cols, dtype);
+      (first ? start_sum : accumulate)(input, running.data(), cols, dtype, best_isa());
       first = false;
       ++cursor.at;
     }

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <cstdint>
 #include <cstring>
 
 #include "base/invariant.h"
@@ -9,7 +8,6 @@
 #include "kernel/half_sum.h"
 #include "kernel/int8_blocks.h"
 #include "kernel/kernel.h"
-#include "kernel/kernel_isa.h"
 
 namespace poseidon::kernel {
 namespace {
@@ -106,7 +104,7 @@ void divide_and_round(Isa isa, const std::byte* sum, std::byte* out, std::size_t
     std::memcpy(values, sum + first * sizeof(float), n * sizeof(float));
     run_with(
         isa, [&division, n, block = values ](auto) __attribute__((always_inline)) { divide(block, n, division); });
-    encode_with(isa, dtype, values, out + array_bytes(dtype, first), n);
+    encode(dtype, values, out + array_bytes(dtype, first), n, isa);
   }
 }
 
@@ -119,57 +117,40 @@ void sum_in_parts(Isa isa, std::span<const std::byte* const> inputs, std::byte* 
   for (std::size_t first = 0; first < element_count; first += most) {
     const std::size_t n = std::min(most, element_count - first);
     const std::size_t offset_bytes = first * dtype_bytes(dtype);
-    start_sum_with(isa, inputs[0] + offset_bytes, running, n, dtype);
-    for (const std::byte* input : inputs.subspan(1)) accumulate_with(isa, input + offset_bytes, running, n, dtype);
-    finish_sum_with(isa, running, out + offset_bytes, n, dtype, divisor);
+    start_sum(inputs[0] + offset_bytes, running, n, dtype, isa);
+    for (const std::byte* input : inputs.subspan(1)) accumulate(input + offset_bytes, running, n, dtype, isa);
+    finish_sum(running, out + offset_bytes, n, dtype, divisor, isa);
   }
 }
 
 }  // namespace
 
-void sum_with(Isa isa, std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
-              unsigned divisor) {
+void sum(std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
+         unsigned divisor, Isa isa) {
+  invariant(!inputs.empty() && divisor > 0, "a sum has inputs and a divisor");
   if (is_half(dtype)) return sum_half(isa, inputs, out, element_count, dtype, divisor);
   if (dtype == DType::int8_blocks) return sum_in_parts(isa, inputs, out, element_count, dtype, divisor);
   with_element_type(dtype, [&](auto type) { sum_wide<decltype(type)>(isa, inputs, out, element_count, divisor); });
 }
 
-void start_sum_with(Isa isa, const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype) {
+void start_sum(const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype, Isa isa) {
   if (sums_in_float32(dtype))
-    return decode_with(isa, dtype, input, reinterpret_cast<float*>(sum), element_count * dtype_values(dtype));
+    return decode(dtype, input, reinterpret_cast<float*>(sum), element_count * dtype_values(dtype), isa);
   copy_bytes(input, sum, element_count * dtype_bytes(dtype));
 }
 
-void accumulate_with(Isa isa, const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype) {
+void accumulate(const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype, Isa isa) {
   if (is_half(dtype)) return accumulate_half(isa, input, reinterpret_cast<float*>(sum), element_count, dtype);
   if (dtype == DType::int8_blocks)
     return accumulate_int8(isa, input, reinterpret_cast<float*>(sum), element_count * dtype_values(dtype));
   with_element_type(dtype, [&](auto type) { accumulate_wide<decltype(type)>(isa, input, sum, element_count); });
 }
 
-void finish_sum_with(Isa isa, const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype,
-                     unsigned divisor) {
+void finish_sum(const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype, unsigned divisor,
+                Isa isa) {
+  invariant(divisor > 0, "a sum has a divisor");
   if (sums_in_float32(dtype)) return divide_and_round(isa, sum, out, element_count, dtype, divisor);
   with_element_type(dtype, [&](auto type) { divide_wide<decltype(type)>(isa, sum, out, element_count, divisor); });
-}
-
-void sum(std::span<const std::byte* const> inputs, std::byte* out, std::size_t element_count, DType dtype,
-         unsigned divisor) {
-  invariant(!inputs.empty() && divisor > 0, "a sum has inputs and a divisor");
-  sum_with(best_isa(), inputs, out, element_count, dtype, divisor);
-}
-
-void start_sum(const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype) {
-  start_sum_with(best_isa(), input, sum, element_count, dtype);
-}
-
-void accumulate(const std::byte* input, std::byte* sum, std::size_t element_count, DType dtype) {
-  accumulate_with(best_isa(), input, sum, element_count, dtype);
-}
-
-void finish_sum(const std::byte* sum, std::byte* out, std::size_t element_count, DType dtype, unsigned divisor) {
-  invariant(divisor > 0, "a sum has a divisor");
-  finish_sum_with(best_isa(), sum, out, element_count, dtype, divisor);
 }
 
 }  // namespace poseidon::kernel

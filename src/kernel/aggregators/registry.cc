@@ -21,12 +21,7 @@ Aggregator for_this_cpu(const kernel::BuiltInAggregator& built_in) {
 }
 
 NamedRegistry<Aggregator>& registry() {
-  static NamedRegistry<Aggregator> all;
-  static const bool filled = [] {
-    for (const auto& built_in : {kernel::median()}) all.add(for_this_cpu(built_in));
-    return true;
-  }();
-  static_cast<void>(filled);
+  static NamedRegistry<Aggregator> all({for_this_cpu(kernel::median())});
   return all;
 }
 
@@ -34,8 +29,8 @@ NamedRegistry<Aggregator>& registry() {
 
 Status check_aggregator_name(std::string_view name) {
   if (is_name(name, kMaxAggregatorNameBytes)) return {};
-  return invalid("aggregator '" + std::string(name) + "' needs a name of 1 to " +
-                 std::to_string(kMaxAggregatorNameBytes) + " lower-case letters, digits and underscores");
+  return invalid(concat("aggregator '", name, "' needs a name of 1 to ", kMaxAggregatorNameBytes,
+                        " lower-case letters, digits and underscores"));
 }
 
 Status register_aggregator(Aggregator aggregator) {

@@ -10,7 +10,6 @@
 #pragma once
 
 #include <span>
-#include <type_traits>
 
 #include "kernel/dispatch.h"
 #include "poseidon/update.h"

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <cstdint>
-#include <span>
 #include <vector>
 
 #include "kernel/update_rules/built_in.h"

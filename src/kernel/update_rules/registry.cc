@@ -37,28 +37,29 @@ Status invalid(const std::string& what) { return {ErrorCode::invalid_argument, w
 std::string range_of(const UpdateValue& value) {
   using Limits = std::numeric_limits<double>;
   if (value.is_flag) return "0 or 1";
-  if (value.most == Limits::max()) return "at least " + std::to_string(value.least);
-  if (value.least == Limits::lowest()) return "at most " + std::to_string(value.most);
-  return "from " + std::to_string(value.least) + " to " + std::to_string(value.most);
+  if (value.most == Limits::max()) return concat("at least ", value.least);
+  if (value.least == Limits::lowest()) return concat("at most ", value.most);
+  return concat("from ", value.least, " to ", value.most);
 }
 
-/// The built-in kinds for the best instruction set of this CPU, and those that are registered.
+/// The built-in kinds for the best instruction set of this CPU.
+std::list<UpdateKind> built_in_kinds() {
+  std::list<UpdateKind> kinds;
+  for (const kernel::BuiltInRule& rule : kernel::built_in_rules()) {
+    UpdateKind& kind = kinds.emplace_back(rule.kind);
+    kind.update_float32 = [update = rule.update_float32](const UpdateCall<float>& call) {
+      update(kernel::best_isa(), call);
+    };
+    kind.update_float64 = [update = rule.update_float64](const UpdateCall<double>& call) {
+      update(kernel::best_isa(), call);
+    };
+  }
+  return kinds;
+}
+
+/// These, and those that are registered.
 NamedRegistry<UpdateKind>& registry() {
-  static NamedRegistry<UpdateKind> all;
-  static const bool filled = [] {
-    for (const kernel::BuiltInRule& rule : kernel::built_in_rules()) {
-      UpdateKind kind = rule.kind;
-      kind.update_float32 = [update = rule.update_float32](const UpdateCall<float>& call) {
-        update(kernel::best_isa(), call);
-      };
-      kind.update_float64 = [update = rule.update_float64](const UpdateCall<double>& call) {
-        update(kernel::best_isa(), call);
-      };
-      all.add(std::move(kind));
-    }
-    return true;
-  }();
-  static_cast<void>(filled);
+  static NamedRegistry<UpdateKind> all(built_in_kinds());
   return all;
 }
 
@@ -67,18 +68,17 @@ NamedRegistry<UpdateKind>& registry() {
 Status register_update_rule(UpdateKind kind) {
   const std::string about = "update rule '" + kind.name + "' ";
   if (!is_name(kind.name, kMaxUpdateNameBytes) || kind.name == "none")
-    return invalid(about + "needs a name of 1 to " + std::to_string(kMaxUpdateNameBytes) +
-                   " lower-case letters, digits and underscores, other than none");
+    return invalid(concat(about, "needs a name of 1 to ", kMaxUpdateNameBytes,
+                          " lower-case letters, digits and underscores, other than none"));
   if (kind.values.size() > kMaxUpdateValues)
-    return invalid(about + "has " + std::to_string(kind.values.size()) + " values, at most " +
-                   std::to_string(kMaxUpdateValues) + " are allowed");
+    return invalid(concat(about, "has ", kind.values.size(), " values, at most ", kMaxUpdateValues, " are allowed"));
   for (std::size_t i = 0; i < kind.values.size(); ++i) {
     const UpdateValue& value = kind.values[i];
     const auto earlier = std::span(kind.values).first(i);
     if (!is_name(value.name, kMaxUpdateNameBytes) ||
         std::ranges::find(earlier, value.name, &UpdateValue::name) != earlier.end())
-      return invalid(about + "has a value '" + value.name + "'; its values need different names of 1 to " +
-                     std::to_string(kMaxUpdateNameBytes) + " lower-case letters, digits and underscores");
+      return invalid(concat(about, "has a value '", value.name, "'; its values need different names of 1 to ",
+                            kMaxUpdateNameBytes, " lower-case letters, digits and underscores"));
   }
   if (!kind.state_count || !kind.update_float32 || !kind.update_float64)
     return invalid(about + "lacks a function: state_count, update_float32 and update_float64 are needed");
@@ -103,8 +103,8 @@ Status UpdateRule::set(std::string_view name, double number) {
   if (!std::isfinite(number)) return invalid("update rule " + kind->name + " has " + text + ", which must be finite");
   const bool fits = number >= found->least && number <= found->most;
   if (!fits || (found->is_flag && number != 0 && number != 1))
-    return invalid("update rule " + kind->name + " has " + text + "=" + std::to_string(number) + ", which must be " +
-                   range_of(*found));
+    return invalid(
+        concat("update rule ", kind->name, " has ", text, "=", number, ", which must be ", range_of(*found)));
   values[static_cast<std::size_t>(found - kind->values.begin())] = number;
   return {};
 }

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "cpp/kernel/arrays.h"
-#include "kernel/compression_isa.h"
 
 namespace poseidon::kernel {
 namespace {
@@ -60,7 +59,7 @@ void expect_taken(const Floats& gradient, const Floats& residual, std::size_t co
   const Taken expected = slowly_taken(gradient, residual, count);
   for (const Isa isa : available_isas()) {
     Taken got{Indexes(count), Floats(count), residual};
-    take_largest_with(isa, gradient.data(), got.residual.data(), gradient.size(), got.indexes, got.values.data());
+    take_largest(gradient.data(), got.residual.data(), gradient.size(), got.indexes, got.values.data(), isa);
     EXPECT_EQ(got.indexes, expected.indexes) << gradient.size() << " elements";
     EXPECT_TRUE(same_bits(got.values, expected.values));
     EXPECT_TRUE(same_bits(got.residual, expected.residual));
@@ -151,9 +150,9 @@ TEST(OneBitBlocks, HaveTheSameBitsOnEveryInstructionSet) {
       blocks.emplace_back(one_bit_bytes(size));
       kept.push_back(residual);
       sums.emplace_back(size);
-      encode_one_bit_with(isa, gradient.data(), kept.back().data(), size, blocks.back().data());
+      encode_one_bit(gradient.data(), kept.back().data(), size, blocks.back().data(), isa);
       const std::vector<const std::byte*> terms(3, blocks.back().data());
-      sum_one_bit_with(isa, terms, 0, size, 3, sums.back().data());
+      sum_one_bit(terms, 0, size, 3, sums.back().data(), isa);
       EXPECT_EQ(blocks.back(), blocks.front());
       EXPECT_TRUE(same_bits(kept.back(), kept.front()));
       EXPECT_TRUE(same_bits(sums.back(), sums.front()));

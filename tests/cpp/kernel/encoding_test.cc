@@ -5,7 +5,6 @@
 
 #include "arrays.h"
 #include "kernel/kernel.h"
-#include "kernel/kernel_isa.h"
 
 namespace poseidon::kernel {
 namespace {
@@ -24,7 +23,7 @@ std::vector<float> random_values(std::size_t count, unsigned seed) {
 
 Bytes encoded(Isa isa, DType dtype, const std::vector<float>& values) {
   Bytes out(array_bytes(dtype, values.size()));
-  encode_with(isa, dtype, values.data(), out.data(), values.size());
+  encode(dtype, values.data(), out.data(), values.size(), isa);
   return out;
 }
 
@@ -68,7 +67,7 @@ TEST_P(Encoding, EveryInstructionSetGivesTheSameBits) {
     for (const Isa isa : available_isas()) {
       EXPECT_EQ(encoded(isa, GetParam(), values), expected) << count;
       std::vector<float> out(count);
-      decode_with(isa, GetParam(), expected.data(), out.data(), count);
+      decode(GetParam(), expected.data(), out.data(), count, isa);
       EXPECT_EQ(out, decoded(GetParam(), expected, count)) << count;
     }
   }
@@ -128,7 +127,7 @@ TEST_P(Encoding, FeedbackLosesNothing) {
     encode_with_feedback(GetParam(), values.data(), residual.data(), out.data(), count);
     for (const Isa isa : available_isas()) {
       auto rest = before;
-      encode_with_feedback_with(isa, GetParam(), values.data(), rest.data(), again.data(), count);
+      encode_with_feedback(GetParam(), values.data(), rest.data(), again.data(), count, isa);
       ASSERT_EQ(again, out);
       ASSERT_EQ(rest, residual);
     }
@@ -174,13 +173,13 @@ TEST(Int8Blocks, SumsAreThoseOfTheDecodedValues) {
   const Bytes reference = encoded(best_isa(), DType::int8_blocks, expected);
   for (const Isa isa : available_isas()) {
     Bytes out(reference.size());
-    sum_with(isa, inputs, out.data(), blocks, DType::int8_blocks, 3);
+    sum(inputs, out.data(), blocks, DType::int8_blocks, 3, isa);
     EXPECT_EQ(out, reference);
     Bytes running(blocks * running_sum_bytes(DType::int8_blocks));
-    start_sum_with(isa, inputs[0], running.data(), blocks, DType::int8_blocks);
+    start_sum(inputs[0], running.data(), blocks, DType::int8_blocks, isa);
     for (std::size_t i = 1; i < inputs.size(); ++i)
-      accumulate_with(isa, inputs[i], running.data(), blocks, DType::int8_blocks);
-    finish_sum_with(isa, running.data(), running.data(), blocks, DType::int8_blocks, 3);
+      accumulate(inputs[i], running.data(), blocks, DType::int8_blocks, isa);
+    finish_sum(running.data(), running.data(), blocks, DType::int8_blocks, 3, isa);
     running.resize(reference.size());
     EXPECT_EQ(running, reference) << "in place";
   }

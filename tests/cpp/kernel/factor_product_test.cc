@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "arrays.h"
-#include "kernel/kernel_isa.h"
+#include "kernel/kernel.h"
 
 namespace poseidon::kernel {
 namespace {
@@ -65,12 +65,12 @@ void expect_equals_naive(const Terms& terms, DType dtype, std::size_t rows, std:
   }
   for (const Isa isa : available_isas()) {
     Bytes out = held;
-    factor_product_with(isa, terms.terms, out.data(), dtype, rows, cols, 0, rows, divisor, accumulate);
+    factor_product(terms.terms, out.data(), dtype, rows, cols, 0, rows, divisor, accumulate, isa);
     ASSERT_EQ(out, expected) << rows << " x " << cols << ", divisor " << divisor << ", isa " << static_cast<int>(isa);
     Bytes split = held;
     for (std::size_t row = 0, step = 1; row < rows; row += step, step = step * 2 + 1) {
-      factor_product_with(isa, terms.terms, split.data(), dtype, rows, cols, row, std::min(rows, row + step), divisor,
-                          accumulate);
+      factor_product(terms.terms, split.data(), dtype, rows, cols, row, std::min(rows, row + step), divisor, accumulate,
+                     isa);
     }
     ASSERT_EQ(split, expected) << "split into row ranges";
   }

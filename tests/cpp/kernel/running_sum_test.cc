@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "arrays.h"
-#include "kernel/kernel_isa.h"
+#include "kernel/kernel.h"
 
 namespace poseidon::kernel {
 namespace {
@@ -31,14 +31,14 @@ TEST_P(RunningSum, HasTheBitsOfTheSumAtOnce) {
       const unsigned divisor = 1 + static_cast<unsigned>(random() % 9);
       for (const Isa isa : available_isas()) {
         Bytes expected(element_count * dtype_bytes(dtype));
-        sum_with(isa, inputs, expected.data(), element_count, dtype, divisor);
+        sum(inputs, expected.data(), element_count, dtype, divisor, isa);
         Bytes sum(element_count * running_sum_bytes(dtype));
-        start_sum_with(isa, inputs[0], sum.data(), element_count, dtype);
-        for (std::size_t i = 1; i < input_count; ++i) accumulate_with(isa, inputs[i], sum.data(), element_count, dtype);
+        start_sum(inputs[0], sum.data(), element_count, dtype, isa);
+        for (std::size_t i = 1; i < input_count; ++i) accumulate(inputs[i], sum.data(), element_count, dtype, isa);
         Bytes out(expected.size());
-        finish_sum_with(isa, sum.data(), out.data(), element_count, dtype, divisor);
+        finish_sum(sum.data(), out.data(), element_count, dtype, divisor, isa);
         ASSERT_EQ(out, expected) << element_count << " elements, " << input_count << " inputs, divisor " << divisor;
-        finish_sum_with(isa, sum.data(), sum.data(), element_count, dtype, divisor);
+        finish_sum(sum.data(), sum.data(), element_count, dtype, divisor, isa);
         sum.resize(expected.size());
         ASSERT_EQ(sum, expected) << "in place";
       }

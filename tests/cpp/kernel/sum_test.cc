@@ -1,7 +1,7 @@
 #include <gtest/gtest.h>
 
 #include "arrays.h"
-#include "kernel/kernel_isa.h"
+#include "kernel/kernel.h"
 
 namespace poseidon::kernel {
 namespace {
@@ -38,7 +38,7 @@ TEST_P(FloatingSum, EqualsTheNaiveSumBitForBit) {
                                                      : naive_sum<float>(arrays, dtype, element_count, divisor);
       for (const Isa isa : available_isas()) {
         Bytes out(expected.size());
-        sum_with(isa, pointers(arrays), out.data(), element_count, dtype, divisor);
+        sum(pointers(arrays), out.data(), element_count, dtype, divisor, isa);
         ASSERT_EQ(out, expected) << element_count << " elements, " << input_count << " inputs, divisor " << divisor;
       }
     }
@@ -112,7 +112,7 @@ void expect_integers_wrap(DType dtype) {
   }
   for (const Isa isa : available_isas()) {
     std::vector<T> out(element_count);
-    sum_with(isa, inputs, reinterpret_cast<std::byte*>(out.data()), element_count, dtype, 1);
+    sum(inputs, reinterpret_cast<std::byte*>(out.data()), element_count, dtype, 1, isa);
     EXPECT_EQ(out, expected);
   }
 }
