@@ -2,9 +2,10 @@
 """Lists the headers' sentences about threads that nothing checks (docs/decisions/0062-checked-threads.md).
 
 A sentence such as "Only the loop's thread uses it" belongs to the class above which it stands, or in which. The class
-is checked if it uses OneThread, Loop::check_thread, Loop::check_other_thread or Loop::in_loop_thread in its own
-definition, or in a definition of one of its members in a file of the same directory. The sentence may also name in
-brackets who checks it: "(Shard checks it)", or "(those that derive from it check it)". Each of these has to be checked.
+is checked if it uses OneThread, Loop::check_thread, Loop::checked, Loop::check_other_thread or Loop::in_loop_thread in
+its own definition, or in a definition of one of its members in a file of the same directory. The sentence may also name
+in brackets who checks it: "(Shard checks it)", or "(those that derive from it check it)". Each of these has to be
+checked.
 
 Prints one line for each sentence without a check, and exits with 1 if there is any.
 """
@@ -27,7 +28,7 @@ SENTENCE = re.compile(
     r"|\bnot thread-safe\b|\bany thread but\b|\bthread must not call\b",
     re.IGNORECASE,
 )
-CHECK = re.compile(r"\bOneThread\b|\bcheck_thread\(|\bcheck_other_thread\(|\bin_loop_thread\(")
+CHECK = re.compile(r"\bOneThread\b|\bcheck_thread\(|\bchecked\(|\bcheck_other_thread\(|\bin_loop_thread\(")
 CHECKER = re.compile(r"\(([^()]*?) checks? it\b[^()]*\)")
 DERIVED = "those that derive from it"
 CLASS = re.compile(

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "poseidon/status.h"
 #include "poseidon/store.h"
@@ -37,6 +38,20 @@ void raise_if_failed(const Status& status);
 /// Needs the GIL.
 std::shared_ptr<Store> store_from(nb::object store);
 
+/// The value of a result, or the exception of its status. Needs the GIL.
+template <typename T>
+T value_of(Result<T> result) {
+  raise_if_failed(result.status());
+  return std::move(result.value());
+}
+
+/// Runs `call` without the GIL.
+template <typename Call>
+auto unlocked(Call&& call) {
+  const nb::gil_scoped_release released;
+  return call();
+}
+
 /// Runs `call(keep_waiting)` without the GIL. Ctrl-C makes keep_waiting return false, and is raised after the call.
 template <typename Call>
 auto call_blocking(Call&& call) {
@@ -44,12 +59,19 @@ auto call_blocking(Call&& call) {
     const nb::gil_scoped_acquire gil;
     return PyErr_CheckSignals() == 0;
   };
-  auto result = [&] {
-    const nb::gil_scoped_release unlocked;
-    return call(keep_waiting);
-  }();
+  auto result = unlocked([&] { return call(keep_waiting); });
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
   return result;
 }
+
+/// Gives a class of Python the members of a struct under their own names, to be read: .def_ro for each.
+#define POSEIDON_FIELDS(type, ...) POSEIDON_AGAIN(POSEIDON_AGAIN(POSEIDON_FIELD_OF(type, __VA_ARGS__)))
+#define POSEIDON_FIELD_OF(type, field, ...) \
+  .def_ro(#field, &type::field) __VA_OPT__(POSEIDON_NEXT_FIELD POSEIDON_LATER(type, __VA_ARGS__))
+#define POSEIDON_NEXT_FIELD() POSEIDON_FIELD_OF
+#define POSEIDON_LATER ()
+#define POSEIDON_AGAIN(...) POSEIDON_AGAIN_4(POSEIDON_AGAIN_4(POSEIDON_AGAIN_4(__VA_ARGS__)))
+#define POSEIDON_AGAIN_4(...) POSEIDON_ONCE(POSEIDON_ONCE(POSEIDON_ONCE(__VA_ARGS__)))
+#define POSEIDON_ONCE(...) __VA_ARGS__
 
 }  // namespace poseidon::bindings

@@ -38,8 +38,6 @@ class PyClient {
     const nb::gil_scoped_release unlocked;
     client_.reset();
   }
-  PyClient(const PyClient&) = delete;
-  PyClient& operator=(const PyClient&) = delete;
 
   Client& get() { return *client_; }
   CExchange& c_exchange() { return c_exchange_; }
@@ -56,10 +54,7 @@ class PyClient {
       if (arrays->dtypes[i] != layer_dtype(first_layer + static_cast<std::uint32_t>(i)))
         check_dtype(first_layer + static_cast<std::uint32_t>(i), arrays->arrays[i]);
     held_many_.add(first_layer, arrays);  // also if it fails: some may have started
-    const nb::gil_scoped_release unlocked;
-    const Status status = client_->start_all(first_layer, arrays->spans, divisor);
-    const nb::gil_scoped_acquire locked;
-    raise_if_failed(status);
+    raise_if_failed(unlocked([&] { return client_->start_all(first_layer, arrays->spans, divisor); }));
   }
 
   std::uint64_t push_pull(std::uint32_t layer, Array array, Array destination, std::uint32_t divisor) {
@@ -99,10 +94,8 @@ class PyClient {
   }
 
   std::size_t choose_chunk_bytes(std::size_t known) {
-    auto chosen = call_blocking(
-        [&](const std::function<bool()>& keep_waiting) { return client_->choose_chunk_bytes(known, keep_waiting); });
-    raise_if_failed(chosen.status());
-    return chosen.value();
+    return value_of(call_blocking(
+        [&](const std::function<bool()>& keep_waiting) { return client_->choose_chunk_bytes(known, keep_waiting); }));
   }
 
   void start_absent(std::uint32_t layer, Array array, std::uint32_t divisor, bool counts) {
@@ -130,9 +123,9 @@ class PyClient {
     const Layer& shape = layer_of(layer);
     if (dtype_from(indexes.dtype()) != DType::int32 || indexes.ndim() != 1 || values.ndim() != 2 ||
         values.shape(0) != indexes.shape(0) || values.shape(1) != shape.cols)
-      raise_if_failed({ErrorCode::invalid_argument, "rows of layer '" + shape.name +
-                                                        "' must be an array of K int32 indexes and one of K x " +
-                                                        std::to_string(shape.cols) + " values"});
+      raise_if_failed({ErrorCode::invalid_argument,
+                       concat("rows of layer '", shape.name, "' must be an array of K int32 indexes and one of K x ",
+                              shape.cols, " values")});
     const auto index_bytes = bytes_of(indexes);
     // A negative index becomes one that no layer has.
     const std::span given(reinterpret_cast<const std::uint32_t*>(index_bytes.data()), indexes.shape(0));
@@ -146,10 +139,7 @@ class PyClient {
   }
 
   nb::object result_rows(std::uint32_t layer) {
-    const LayerRows rows = [&] {
-      const nb::gil_scoped_release unlocked;
-      return client_->result_rows(layer);
-    }();
+    const LayerRows rows = unlocked([&] { return client_->result_rows(layer); });
     const auto indexes = std::as_bytes(rows.indexes);
     const nb::object values = view(rows.values.data(), rows.values.size());
     if (rows.dense) return nb::make_tuple(nb::none(), values);
@@ -157,31 +147,23 @@ class PyClient {
   }
 
   nb::object residual(std::uint32_t layer) {
-    const auto residual = [&] {
-      const nb::gil_scoped_release unlocked;
-      return client_->residual(layer);
-    }();
+    const auto residual = unlocked([&] { return client_->residual(layer); });
     return residual.empty() ? nb::none() : view(residual.data(), residual.size());
   }
 
   void set_residual(std::uint32_t layer, const std::optional<Array>& residual) {
     if (residual) check_dtype(layer, *residual);
     const auto bytes = residual ? bytes_of(*residual) : std::span<std::byte>();
-    const Status status = [&] {
-      const nb::gil_scoped_release unlocked;
-      return client_->set_residual(layer, bytes);
-    }();
-    raise_if_failed(status);
+    raise_if_failed(unlocked([&] { return client_->set_residual(layer, bytes); }));
   }
 
   std::pair<std::uint32_t, Plan> add_layers(const std::vector<Layer>& layers, bool transient) {
-    auto added = call_blocking([&](const std::function<bool()>& keep_waiting) {
+    auto added = value_of(call_blocking([&](const std::function<bool()>& keep_waiting) {
       return client_->add_layers(layers, transient, keep_waiting);
-    });
-    raise_if_failed(added.status());
-    std::uint32_t id = added.value().first_layer;
-    for (const auto& layer : added.value().plan.layers) layers_.emplace(id++, layer);
-    return {added.value().first_layer, std::move(added.value().plan)};
+    }));
+    std::uint32_t id = added.first_layer;
+    for (const auto& layer : added.plan.layers) layers_.emplace(id++, layer);
+    return {added.first_layer, std::move(added.plan)};
   }
 
   // A wait returns, also with an error, when nothing uses the arrays of what had started before it any more.
@@ -253,19 +235,12 @@ class PyClient {
   }
 
   void choose(std::uint32_t layer, const std::string& scheme, double factor_count) {
-    const auto chosen = parse_scheme(scheme);
-    raise_if_failed(chosen.status());
-    const nb::gil_scoped_release unlocked;
-    const Status status = client_->choose(layer, {chosen.value(), factor_count});
-    const nb::gil_scoped_acquire locked;
-    raise_if_failed(status);
+    const SchemeChoice choice{value_of(parse_scheme(scheme)), factor_count};
+    raise_if_failed(unlocked([&] { return client_->choose(layer, choice); }));
   }
 
   nb::list gathered(std::uint32_t layer) {
-    const auto parts = [&] {
-      const nb::gil_scoped_release unlocked;
-      return client_->gathered(layer);
-    }();
+    const auto parts = unlocked([&] { return client_->gathered(layer); });
     nb::list result;
     for (const auto& part : parts) result.append(to_python(layer, part));
     return result;
@@ -304,7 +279,7 @@ class PyClient {
     const auto found = layers_.find(layer);
     if (found == layers_.end())
       raise_if_failed({ErrorCode::invalid_argument,
-                       "there is no layer " + std::to_string(layer) + "; take a number that add_layers returned"});
+                       concat("there is no layer ", layer, "; take a number that add_layers returned")});
     return found->second;
   }
 
@@ -328,9 +303,9 @@ class PyClient {
     for (std::size_t i = 0; i < lefts.size(); ++i) {
       const std::size_t count = lefts[i].ndim() == 2 ? lefts[i].shape(0) : 0;
       if (lefts.size() != rights.size() || !fits(lefts[i], shape.rows, count) || !fits(rights[i], shape.cols, count))
-        raise_if_failed({ErrorCode::invalid_argument, "factors of layer '" + shape.name + "' must be pairs of K x " +
-                                                          std::to_string(shape.rows) + " and K x " +
-                                                          std::to_string(shape.cols) + " arrays of one dtype"});
+        raise_if_failed(
+            {ErrorCode::invalid_argument, concat("factors of layer '", shape.name, "' must be pairs of K x ",
+                                                 shape.rows, " and K x ", shape.cols, " arrays of one dtype")});
       segments.push_back({bytes_of(lefts[i]).data(), bytes_of(rights[i]).data(), count});
     }
     return segments;
@@ -365,16 +340,16 @@ class PyClient {
 };
 
 std::unique_ptr<PyClient> connect(const Options& options, nb::object store) {
-  auto client = call_blocking([&, core_store = store_from(std::move(store))](auto& keep_waiting) {
-    return Client::connect(options, core_store, keep_waiting);
-  });
-  raise_if_failed(client.status());
-  return std::make_unique<PyClient>(std::move(client.value()));
+  return std::make_unique<PyClient>(
+      value_of(call_blocking([&, core_store = store_from(std::move(store))](auto& keep_waiting) {
+        return Client::connect(options, core_store, keep_waiting);
+      })));
 }
 
 }  // namespace
 
 void bind_client(nb::module_& module) {
+  const auto without_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Arrays>(module, "Arrays", "Contiguous CPU arrays, for start_all; keeps them alive.")
       .def(nb::init<std::vector<Array>>(), nb::arg("arrays").noconvert());
   nb::class_<PyClient>(module, "Client", "A worker's way into the exchange (include/poseidon/client.h).")
@@ -430,11 +405,10 @@ void bind_client(nb::module_& module) {
       .def("set_residual", &PyClient::set_residual, nb::arg("layer"), nb::arg("residual").noconvert().none())
       .def("next_scheme",
            [](PyClient& self, std::uint32_t layer) { return std::string(scheme_name(self.get().next_scheme(layer))); })
-      .def("set_factor_count",
-           [](PyClient& self, std::uint32_t layer, std::uint64_t count) {
-             const nb::gil_scoped_release unlocked;
-             self.get().set_factor_count(layer, count);
-           })
+      .def(
+          "set_factor_count",
+          [](PyClient& self, std::uint32_t layer, std::uint64_t count) { self.get().set_factor_count(layer, count); },
+          without_gil)
       .def("choose", &PyClient::choose, nb::arg("layer"), nb::arg("scheme"), nb::arg("factor_count"))
       .def("gathered", &PyClient::gathered)
       .def(
@@ -456,11 +430,7 @@ void bind_client(nb::module_& module) {
           "behind", [](PyClient& self) { return self.get().behind(); },
           "How many further steps have been completed without this rank (stragglers=drop).")
       .def(
-          "straggler_report",
-          [](PyClient& self) {
-            const nb::gil_scoped_release unlocked;
-            return self.get().straggler_report();
-          },
+          "straggler_report", [](PyClient& self) { return self.get().straggler_report(); }, without_gil,
           "The ranks that have been late, as LateRank, by rank: this one, and those that the server of this process "
           "knows of.")
       .def("layer_stats", [](PyClient& self, std::uint32_t layer) { return self.get().layer_stats(layer); })
@@ -473,18 +443,11 @@ void bind_client(nb::module_& module) {
       .def(
           "recorded_pushes", [](PyClient& self, std::uint32_t layer) { return self.get().recorded_pushes(layer); },
           nb::arg("layer"), "What is kept of a layer's pushes that have completed, in their order. Any thread.")
-      .def("traffic",
-           [](PyClient& self) {
-             const nb::gil_scoped_release unlocked;
-             return self.get().traffic();
-           })
       .def(
-          "abort",
-          [](PyClient& self, const std::string& reason, bool planned) {
-            const nb::gil_scoped_release unlocked;
-            self.get().abort(reason, planned);
-          },
-          nb::arg("reason"), nb::arg("planned") = false)
+          "traffic", [](PyClient& self) { return self.get().traffic(); }, without_gil)
+      .def(
+          "abort", [](PyClient& self, const std::string& reason, bool planned) { self.get().abort(reason, planned); },
+          without_gil, nb::arg("reason"), nb::arg("planned") = false)
       .def("shutdown", &PyClient::shutdown, nb::arg("serves_on") = false);
 }
 

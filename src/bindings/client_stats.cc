@@ -12,18 +12,9 @@ namespace poseidon::bindings {
 void bind_client_stats(nb::module_& module) {
   nb::class_<LayerStats>(module, "LayerStats", "How a layer's last exchange went; times of time.monotonic_ns().")
       .def_prop_ro("scheme", [](const LayerStats& stats) { return std::string(scheme_name(stats.scheme)); })
-      .def_ro("step", &LayerStats::step)
-      .def_ro("present", &LayerStats::present)
-      .def_ro("factor_count", &LayerStats::factor_count)
-      .def_ro("bytes_sent", &LayerStats::bytes_sent)
-      .def_ro("bytes_received", &LayerStats::bytes_received)
+          POSEIDON_FIELDS(LayerStats, step, present, factor_count, bytes_sent, bytes_received)
       .def_prop_ro("late", &LayerStats::late)
-      .def_ro("behind", &LayerStats::behind)
-      .def_ro("update_count", &LayerStats::update_count)
-      .def_ro("oldest_version", &LayerStats::oldest_version)
-      .def_ro("newest_version", &LayerStats::newest_version)
-      .def_ro("started_ns", &LayerStats::started_ns)
-      .def_ro("completed_ns", &LayerStats::completed_ns)
+          POSEIDON_FIELDS(LayerStats, behind, update_count, oldest_version, newest_version, started_ns, completed_ns)
       .def_ro("compute_ns", &LayerStats::compute_ns, "Of these, at the end: products or sums of the parts.");
   nb::class_<LateRank>(module, "LateRank", "A rank that steps have been completed without (stragglers=drop).")
       .def_ro("rank", &LateRank::rank)
@@ -32,8 +23,7 @@ void bind_client_stats(nb::module_& module) {
       .def_ro("late_chunks", &LateRank::late_chunks)
       .def_ro("last_step", &LateRank::last_step, "The last of these steps.");
   nb::class_<TrafficStats>(module, "TrafficStats", "Network bytes of this process since connect.")
-      .def_ro("bytes_sent", &TrafficStats::bytes_sent)
-      .def_ro("bytes_received", &TrafficStats::bytes_received);
+      POSEIDON_FIELDS(TrafficStats, bytes_sent, bytes_received);
 }
 
 }  // namespace poseidon::bindings

@@ -5,7 +5,6 @@
 #include <nanobind/stl/string_view.h>
 
 #include <string>
-#include <string_view>
 
 #include "bindings/bindings.h"
 

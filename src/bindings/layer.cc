@@ -93,12 +93,9 @@ void bind_layer(nb::module_& module) {
       .def_prop_ro("kept_count", [](const Layer& layer) { return kept_count(layer); })
       .def_ro("name", &Layer::name)
       .def_prop_ro("dtype", [](const Layer& layer) { return std::string(dtype_name(layer.dtype)); })
-      .def_ro("element_count", &Layer::element_count)
-      .def_ro("rows", &Layer::rows)
-      .def_ro("cols", &Layer::cols)
+          POSEIDON_FIELDS(Layer, element_count, rows, cols)
       .def_prop_ro("scheme", [](const Layer& layer) { return std::string(scheme_name(layer.scheme)); })
-      .def_ro("stored", &Layer::stored)
-      .def_ro("whole", &Layer::whole)
+          POSEIDON_FIELDS(Layer, stored, whole)
       .def_prop_ro("wire", [](const Layer& layer) { return std::string(name_of(layer.wire)); })
       .def_prop_ro("parameter_wire", [](const Layer& layer) { return std::string(name_of(layer.parameter_wire)); })
       .def_prop_ro("lossy", [](const Layer& layer) { return name_or_none(layer.compression.allowed); })
@@ -111,8 +108,7 @@ void bind_layer(nb::module_& module) {
       .def_prop_ro("powersgd_rank", [](const Layer& layer) { return layer.compression.powersgd_rank; })
       .def_prop_ro("matrix_rows", [](const Layer& layer) { return layer.compression.rows; })
       .def_prop_ro("may_lose", [](const Layer& layer) { return may_lose(layer); })
-      .def_ro("row_gradient", &Layer::row_gradient)
-      .def_ro("zeros_are_missing", &Layer::zeros_are_missing)
+          POSEIDON_FIELDS(Layer, row_gradient, zeros_are_missing)
       .def_prop_ro("factorable", &Layer::factorable)
       .def_prop_ro("size_bytes", &Layer::size_bytes);
 }
@@ -187,17 +183,13 @@ void bind_terms(nb::module_& module) {
   module.def(
       "wished_layer",
       [](nb::handle facts, nb::handle wishes, const Options& options) {
-        auto layer = wished_layer(facts_from(facts), wishes_from(wishes), options);
-        raise_if_failed(layer.status());
-        return std::move(layer.value());
+        return value_of(wished_layer(facts_from(facts), wishes_from(wishes), options));
       },
       nb::arg("facts"), nb::arg("wishes"), nb::arg("options"), "The layer that a tensor becomes.");
   module.def(
       "layer_terms",
       [](const Layer& layer, const Cluster& cluster, const Options& options) {
-        auto terms = layer_terms(layer, cluster, options);
-        raise_if_failed(terms.status());
-        return terms.value();
+        return value_of(layer_terms(layer, cluster, options));
       },
       nb::arg("layer"), nb::arg("cluster"), nb::arg("options"), "The terms of a layer of a plan.");
   module.def(

@@ -16,12 +16,9 @@ void bind_measure(nb::module_& module) {
              "The rate of one thread that multiplies factors (include/poseidon/measure.h).");
   nb::class_<Connection>(module, "Connection", "What the kernel knows of a TCP connection.")
       .def_ro("id", &Connection::id, "That no other open socket of this machine has.")
-      .def_ro("own_address", &Connection::own_address)
-      .def_ro("peer_address", &Connection::peer_address)
-      .def_ro("acknowledged_bytes", &Connection::acknowledged_bytes)
+          POSEIDON_FIELDS(Connection, own_address, peer_address, acknowledged_bytes)
       .def_ro("busy_us", &Connection::busy_us, "How long some bytes were not acknowledged yet.")
-      .def_ro("round_trip_us", &Connection::round_trip_us)
-      .def_ro("resent_packets", &Connection::resent_packets);
+          POSEIDON_FIELDS(Connection, round_trip_us, resent_packets);
   module.def("connections", &connections, "The TCP connections that this library has in this process.");
 }
 

@@ -2,6 +2,7 @@
 #include "poseidon/plan.h"
 
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
@@ -19,39 +20,24 @@ Placement placement_from(const std::string& name) {
 }
 
 /// A scheme's name and its description.
-struct NamedScheme {
+struct NamedScheme : SchemeTraits {
   std::string name;
-  SchemeTraits traits;
 };
 
 std::vector<NamedScheme> named_schemes() {
   std::vector<NamedScheme> all;
-  for (const Scheme scheme : all_schemes()) all.push_back({std::string(scheme_name(scheme)), traits_of(scheme)});
+  for (const Scheme scheme : all_schemes()) all.push_back({traits_of(scheme), std::string(scheme_name(scheme))});
   return all;
 }
 
 void bind_schemes(nb::module_& module) {
   nb::class_<NamedScheme>(module, "SchemeTraits", "What a scheme accepts and whom it needs (scheme.h).")
-      .def_ro("name", &NamedScheme::name)
-      .def_prop_ro("title", [](const NamedScheme& scheme) { return std::string(scheme.traits.title); })
-      .def_prop_ro("summary", [](const NamedScheme& scheme) { return std::string(scheme.traits.summary); })
-      .def_prop_ro("takes_factors", [](const NamedScheme& scheme) { return scheme.traits.takes_factors; })
-      .def_prop_ro("takes_rows", [](const NamedScheme& scheme) { return scheme.traits.takes_rows; })
-      .def_prop_ro("workers_multiply", [](const NamedScheme& scheme) { return scheme.traits.workers_multiply; })
-      .def_prop_ro("only_one_worker", [](const NamedScheme& scheme) { return scheme.traits.only_one_worker; })
-      .def_prop_ro("converts", [](const NamedScheme& scheme) { return scheme.traits.converts; })
-      .def_prop_ro("lossy", [](const NamedScheme& scheme) { return scheme.traits.lossy; })
-      .def_prop_ro("uses_servers", [](const NamedScheme& scheme) { return scheme.traits.uses_servers; })
-      .def_prop_ro("can_drop_late", [](const NamedScheme& scheme) { return scheme.traits.can_drop_late; })
-      .def_prop_ro("automatic", [](const NamedScheme& scheme) { return scheme.traits.automatic; })
-      .def_prop_ro("one_way_at_a_time", [](const NamedScheme& scheme) { return scheme.traits.one_way_at_a_time; })
-      .def_prop_ro("baseline", [](const NamedScheme& scheme) { return scheme.traits.baseline; });
+      POSEIDON_FIELDS(NamedScheme, name, title, summary, takes_factors, takes_rows, workers_multiply, only_one_worker,
+                      converts, lossy, uses_servers, can_drop_late, automatic, one_way_at_a_time, baseline);
   module.def("schemes", &named_schemes, "All schemes, in the order in which they are registered.");
   nb::class_<SchemeCost>(module, "SchemeCost", "Numbers per node and step, sent plus received (Poseidon Table 1).")
-      .def_ro("worker", &SchemeCost::worker)
-      .def_ro("server", &SchemeCost::server)
-      .def_ro("server_and_worker", &SchemeCost::server_and_worker)
-      .def("busiest", &SchemeCost::busiest, nb::arg("cluster"));
+      POSEIDON_FIELDS(SchemeCost, worker, server, server_and_worker)
+          .def("busiest", &SchemeCost::busiest, nb::arg("cluster"));
   module.def(
       "scheme_cost",
       [](const std::string& scheme, std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
@@ -88,22 +74,14 @@ void bind_plan(nb::module_& module) {
           nb::arg("worker_count"), nb::arg("server_count"), nb::arg("placement") = "colocated",
           nb::arg("hosts") = std::vector<std::uint32_t>(),
           "`hosts` has the machine of each worker, if workers of one machine add up among themselves.")
-      .def_ro("hosts", &Cluster::hosts)
-      .def_ro("racks", &Cluster::racks)
-      .def_ro("worker_count", &Cluster::worker_count)
-      .def_ro("server_count", &Cluster::server_count)
+          POSEIDON_FIELDS(Cluster, hosts, racks, worker_count, server_count)
       .def_prop_ro("placement", [](const Cluster& cluster) {
         return std::string(cluster.placement == Placement::colocated ? "colocated" : "dedicated");
       });
   bind_layer_rules(module);
   bind_schemes(module);
   nb::class_<Chunk>(module, "Chunk", "A slice of a unit and the shard that owns it.")
-      .def_ro("index", &Chunk::index)
-      .def_ro("offset_bytes", &Chunk::offset_bytes)
-      .def_ro("size_bytes", &Chunk::size_bytes)
-      .def_ro("server", &Chunk::server)
-      .def_ro("core", &Chunk::core)
-      .def_ro("flow", &Chunk::flow);
+      POSEIDON_FIELDS(Chunk, index, offset_bytes, size_bytes, server, core, flow);
   nb::class_<Unit>(module, "Unit", "What is exchanged as one: a layer, or a group of small ones.")
       .def_ro("id", &Unit::id)
       .def_ro("name", &Unit::name)
@@ -119,13 +97,8 @@ void bind_plan(nb::module_& module) {
       .def_ro("chunks", &Unit::chunks)
       .def_prop_ro("grouped", &Unit::grouped);
   nb::class_<Plan>(module, "Plan", "Immutable; identical on every rank.")
-      .def_ro("cluster", &Plan::cluster)
-      .def_ro("layers", &Plan::layers)
-      .def_ro("terms", &Plan::terms)
-      .def_ro("units", &Plan::units)
-      .def_ro("unit_of_layer", &Plan::unit_of_layer)
-      .def_ro("server_bytes", &Plan::server_bytes)
-      .def("lines", &plan_lines);
+      POSEIDON_FIELDS(Plan, cluster, layers, terms, units, unit_of_layer, server_bytes)
+          .def("lines", &plan_lines);
   module.def(
       "best_scheme",
       [](const Layer& layer, double factor_count, const Cluster& cluster) {
@@ -137,11 +110,7 @@ void bind_plan(nb::module_& module) {
   module.def(
       "make_plan",
       [](const std::vector<Layer>& layers, const Cluster& cluster, const Options& options,
-         std::uint32_t first_unit_id) {
-        auto plan = make_plan(layers, cluster, options, first_unit_id);
-        raise_if_failed(plan.status());
-        return std::move(plan.value());
-      },
+         std::uint32_t first_unit_id) { return value_of(make_plan(layers, cluster, options, first_unit_id)); },
       nb::arg("layers"), nb::arg("cluster"), nb::arg("options"), nb::arg("first_unit_id") = 0);
 }
 

@@ -9,11 +9,7 @@
 
 namespace poseidon::bindings {
 
-inline Scheme scheme_from(const std::string& name) {
-  auto scheme = parse_scheme(name);
-  raise_if_failed(scheme.status());
-  return scheme.value();
-}
+inline Scheme scheme_from(const std::string& name) { return value_of(parse_scheme(name)); }
 
 /// Returns the scheme of this name. `auto` is an error, because it has no cost of its own.
 inline Scheme concrete_scheme(const std::string& name) {

@@ -16,31 +16,14 @@ void bind_server(nb::module_& module) {
       .def_prop_ro(
           "state", [](const JobReport& job) { return job.lost ? "lost" : "running"; },
           "running, or lost: it has no worker here, and may come back.")
-      .def_ro("generation", &JobReport::generation)
-      .def_ro("worker_count", &JobReport::worker_count)
-      .def_ro("connected_count", &JobReport::connected_count)
-      .def_ro("bytes_received", &JobReport::bytes_received)
-      .def_ro("bytes_sent", &JobReport::bytes_sent)
-      .def_ro("memory_bytes", &JobReport::memory_bytes)
-      .def_ro("memory_limit_bytes", &JobReport::memory_limit_bytes)
-      .def_ro("open_chunk_count", &JobReport::open_chunk_count)
-      .def_ro("age_s", &JobReport::age_s)
-      .def_ro("silent_s", &JobReport::silent_s);
+          POSEIDON_FIELDS(JobReport, generation, worker_count, connected_count, bytes_received, bytes_sent,
+                          memory_bytes, memory_limit_bytes, open_chunk_count, age_s, silent_s);
   nb::class_<ServerReport>(module, "ServerReport", "What a server knows of all its jobs.")
-      .def_ro("jobs", &ServerReport::jobs)
-      .def_ro("bytes_received", &ServerReport::bytes_received)
-      .def_ro("bytes_sent", &ServerReport::bytes_sent)
-      .def_ro("memory_bytes", &ServerReport::memory_bytes)
-      .def_ro("memory_limit_bytes", &ServerReport::memory_limit_bytes);
+      POSEIDON_FIELDS(ServerReport, jobs, bytes_received, bytes_sent, memory_bytes, memory_limit_bytes);
   const auto without_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Server>(module, "Server", "A shard host of the parameter server, standing alone.")
       .def_static(
-          "listen",
-          [](const Options& options, std::uint16_t port) {
-            auto server = Server::listen(options, port);
-            raise_if_failed(server.status());
-            return std::move(server.value());
-          },
+          "listen", [](const Options& options, std::uint16_t port) { return value_of(Server::listen(options, port)); },
           nb::arg("options"), nb::arg("port") = 0)
       .def_prop_ro("address", &Server::address)
       .def("notices", &Server::notices)

@@ -67,26 +67,22 @@ void bind_store(nb::module_& module) {
   module.def(
       "open_store",
       [](const Options& options) {
-        auto store =
-            call_blocking([&](const std::function<bool()>& keep_waiting) { return open_store(options, keep_waiting); });
-        raise_if_failed(store.status());
-        return std::move(store.value());
+        return value_of(call_blocking(
+            [&](const std::function<bool()>& keep_waiting) { return open_store(options, keep_waiting); }));
       },
       nb::arg("options"), "The store at master_addr:master_port, for all generations of a job.");
   module.def(
       "generation_wanted",
       [](nb::object store, const std::string& job) {
         const auto core = store_from(std::move(store));
-        const nb::gil_scoped_release unlocked;
-        return core ? generation_wanted(*core, job) : 0U;
+        return unlocked([&] { return core ? generation_wanted(*core, job) : 0U; });
       },
       nb::arg("store"), nb::arg("job"), "The highest generation of the job that some process has asked for.");
   module.def(
       "last_refused",
       [](nb::object store, const std::string& job) {
         const auto core = store_from(std::move(store));
-        const nb::gil_scoped_release unlocked;
-        return core ? last_refused(*core, job) : std::string();
+        return unlocked([&] { return core ? last_refused(*core, job) : std::string(); });
       },
       nb::arg("store"), nb::arg("job"), "The last process that was refused, and why; empty if there is none.");
 }

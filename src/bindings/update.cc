@@ -22,12 +22,11 @@ UpdateRule rule_from(const std::string& kind, bool keeps_gradient, const std::st
   std::vector<std::pair<std::string, double>> numbers;
   for (const auto& [name, value] : values)
     numbers.emplace_back(nb::cast<std::string>(name), static_cast<double>(nb::float_(value)));
-  auto rule = make_update_rule(kind, numbers);
-  raise_if_failed(rule.status());
-  rule.value().keeps_gradient = keeps_gradient;
+  UpdateRule rule = value_of(make_update_rule(kind, numbers));
+  rule.keeps_gradient = keeps_gradient;
   raise_if_failed(check_aggregator_name(aggregator));
-  rule.value().aggregator = aggregator;
-  return rule.value();
+  rule.aggregator = aggregator;
+  return rule;
 }
 
 /// Returns the names of the values of each kind that this process knows.

@@ -1,7 +1,6 @@
 // ArrivalRate: how fast bytes have come in of late.
 #pragma once
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 
@@ -27,10 +26,7 @@ class ArrivalRate {
     return static_cast<double>(before_ + current_) * 1e9 / static_cast<double>(kSpanNs + time_ns - begun_ns_);
   }
   /// All bytes so far.
-  std::uint64_t total() const {
-    one_thread_.check();
-    return total_;
-  }
+  std::uint64_t total() const { return one_thread_.checked(total_); }
 
  private:
   void turn(std::int64_t time_ns) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/pinned.h"
 
 namespace poseidon {
 
@@ -33,12 +34,10 @@ class Callers {
   void act_for(pthread_t owner);
 
   /// The caller's thread is inside a wait as long as this lives, or until `done` returns true.
-  class Inside {
+  class Inside : private Pinned {
    public:
     Inside(Callers& callers, std::function<bool()> done);
     ~Inside();
-    Inside(const Inside&) = delete;
-    Inside& operator=(const Inside&) = delete;
 
    private:
     Callers& callers_;

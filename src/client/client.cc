@@ -8,7 +8,6 @@
 #include "client/client_impl.h"
 #include "plan/mesh.h"
 #include "plan/priority.h"
-#include "wire/messages/ending.h"
 
 namespace poseidon {
 
@@ -135,9 +134,9 @@ Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& ke
   // rank has all digests, so it reports the difference, and not that this rank has left.
   if (status.ok() && start(kCheckLayer, std::as_writable_bytes(std::span(digests)), 1, kNotFactorable).ok())
     static_cast<void>(wait(kCheckLayer, keep_waiting));
-  return {ErrorCode::mismatch, "ranks have built different models or options: the plan of rank " +
-                                   std::to_string(options_.rank) + " differs from that of rank " + ranks +
-                                   "; build the same model with the same options on all ranks"};
+  return {ErrorCode::mismatch,
+          concat("ranks have built different models or options: the plan of rank ", options_.rank,
+                 " differs from that of rank ", ranks, "; build the same model with the same options on all ranks")};
 }
 
 Status ClientImpl::start(std::uint32_t layer, std::span<std::byte> data, std::uint32_t divisor,
@@ -171,27 +170,24 @@ Status ClientImpl::start_rows(std::uint32_t layer, const LayerRows& rows, std::s
 }
 
 LayerRows ClientImpl::result_rows(std::uint32_t layer) const {
-  LayerRows rows;
-  if (const UnitState* const unit = steps_.unit_of(layer); unit != nullptr)
-    loop_->call([unit, &rows] {
-      if (const auto& result = unit->syncer.exchange().progress.row_result) rows = result->rows;
-    });
-  return rows;
+  const UnitState* const unit = steps_.unit_of(layer);
+  if (unit == nullptr) return {};
+  return loop_->call([unit] {
+    const auto& result = unit->syncer.exchange().progress.row_result;
+    return result ? result->rows : LayerRows();
+  });
 }
 
 std::span<const std::byte> ClientImpl::residual(std::uint32_t layer) const {
-  std::span<const std::byte> residual;
-  if (const UnitState* const unit = steps_.unit_of(layer); unit != nullptr)
-    loop_->call([unit, &residual] { residual = unit->syncer.exchange().kept.memory.span(); });
-  return residual;
+  const UnitState* const unit = steps_.unit_of(layer);
+  if (unit == nullptr) return {};
+  return loop_->call([unit] { return unit->syncer.exchange().kept.memory.span(); });
 }
 
 Status ClientImpl::set_residual(std::uint32_t layer, std::span<const std::byte> residual) {
   UnitState* const unit = steps_.unit_of(layer);
   if (unit == nullptr) return no_layer(layer);
-  Status status;
-  loop_->call([unit, residual, &status] { status = unit->syncer.set_residual(residual); });
-  return status;
+  return loop_->call([unit, residual] { return unit->syncer.set_residual(residual); });
 }
 
 Status ClientImpl::push_pull(std::uint32_t layer, std::span<const std::byte> data, std::span<std::byte> destination,
@@ -215,12 +211,6 @@ Status ClientImpl::assign(std::uint32_t layer, std::span<const std::byte> data, 
 Status ClientImpl::restore(std::uint32_t layer, std::span<std::byte> destination, std::uint64_t version_limit) {
   return steps_.submit(layer, Restore{destination, version_limit});
 }
-
-Status ClientImpl::set_rule(std::uint32_t layer, const UpdateRule& rule, bool compared) {
-  return steps_.set_rule(layer, rule, compared);
-}
-
-Scheme ClientImpl::next_scheme(std::uint32_t layer) const { return steps_.next_scheme(layer); }
 
 void ClientImpl::set_factor_count(std::uint32_t layer, std::uint64_t factor_count) {
   UnitState* const unit = steps_.unit_of(layer);
@@ -289,29 +279,11 @@ Status ClientImpl::wait(std::uint32_t layer, const std::function<bool()>& keep_w
   return steps_.wait(layer, [&] { look(wait); });
 }
 
-std::uint64_t ClientImpl::newest_operation(std::uint32_t layer) const { return steps_.newest_operation(layer); }
-
 Status ClientImpl::wait_operation(std::uint32_t layer, std::uint64_t number,
                                   const std::function<bool()>& keep_waiting) {
   Wait wait{keep_waiting};
   return steps_.wait_operation(layer, number, [&] { look(wait); });
 }
-
-bool ClientImpl::done(std::uint32_t layer) const { return steps_.done(layer); }
-
-bool ClientImpl::operation_done(std::uint32_t layer, std::uint64_t number) const {
-  return steps_.operation_done(layer, number);
-}
-
-LayerStats ClientImpl::layer_stats(std::uint32_t layer) const { return steps_.stats(layer); }
-
-void ClientImpl::record_pushes(std::uint64_t first, std::uint32_t count) { steps_.record(first, count); }
-
-std::vector<LayerStats> ClientImpl::recorded_pushes(std::uint32_t layer) const { return steps_.recorded(layer); }
-
-Status ClientImpl::status() const { return steps_.status(); }
-
-std::uint64_t ClientImpl::behind() const { return steps_.behind(); }
 
 std::vector<LateRank> ClientImpl::straggler_report() const {
   auto report = parts_->late_ranks();
@@ -340,7 +312,7 @@ Status ClientImpl::set_priorities(std::uint32_t first_layer, std::span<const Lay
     const LayerPriority& given = priorities[i];
     if (!is_share(given.urgency) || given.priority_class < -1 || given.priority_class >= options_.priority_classes)
       return {ErrorCode::invalid_argument,
-              "a layer's urgency must be from 0 to 1 and its class below " + std::to_string(options_.priority_classes)};
+              concat("a layer's urgency must be from 0 to 1 and its class below ", options_.priority_classes)};
     const int chosen = given.priority_class >= 0
                            ? given.priority_class
                            : priority_class(given.urgency, priority_threshold, options_.priority_classes);
@@ -357,12 +329,8 @@ Status ClientImpl::set_priorities(std::uint32_t first_layer, std::span<const Lay
 }
 
 TrafficStats ClientImpl::traffic() const {
-  TrafficStats stats;
-  loop_->call([this, &stats] { stats = connections_.traffic(); });
-  const auto [sent, received] = parts_->server_traffic();
-  stats.bytes_sent += sent;
-  stats.bytes_received += received;
-  return stats;
+  TrafficStats stats = loop_->call([this] { return connections_.traffic(); });
+  return stats += parts_->server_traffic();
 }
 
 Status ClientImpl::fail_to_join(const Status& status) {

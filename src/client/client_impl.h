@@ -9,7 +9,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,10 +79,12 @@ class ClientImpl final : public Client, private Receiver {
   Status assign(std::uint32_t layer, std::span<const std::byte> data, std::uint32_t array,
                 std::uint64_t update_count) override;
   Status restore(std::uint32_t layer, std::span<std::byte> destination, std::uint64_t version_limit) override;
-  Status set_rule(std::uint32_t layer, const UpdateRule& rule, bool compared) override;
+  Status set_rule(std::uint32_t layer, const UpdateRule& rule, bool compared) override {
+    return steps_.set_rule(layer, rule, compared);
+  }
   std::span<const std::byte> residual(std::uint32_t layer) const override;
   Status set_residual(std::uint32_t layer, std::span<const std::byte> residual) override;
-  Scheme next_scheme(std::uint32_t layer) const override;
+  Scheme next_scheme(std::uint32_t layer) const override { return steps_.next_scheme(layer); }
   void set_factor_count(std::uint32_t layer, std::uint64_t factor_count) override;
   Status choose(std::uint32_t layer, const SchemeChoice& choice) override;
   std::vector<GatheredPart> gathered(std::uint32_t layer) const override;
@@ -91,20 +92,22 @@ class ClientImpl final : public Client, private Receiver {
   void expect_other_threads() override { steps_.expect_other_threads(); }
   Status wait_all(const std::function<bool()>& keep_waiting) override;
   Status wait(std::uint32_t layer, const std::function<bool()>& keep_waiting) override;
-  std::uint64_t newest_operation(std::uint32_t layer) const override;
+  std::uint64_t newest_operation(std::uint32_t layer) const override { return steps_.newest_operation(layer); }
   Status wait_operation(std::uint32_t layer, std::uint64_t number, const std::function<bool()>& keep_waiting) override;
-  bool done(std::uint32_t layer) const override;
-  bool operation_done(std::uint32_t layer, std::uint64_t number) const override;
+  bool done(std::uint32_t layer) const override { return steps_.done(layer); }
+  bool operation_done(std::uint32_t layer, std::uint64_t number) const override {
+    return steps_.operation_done(layer, number);
+  }
   Status set_priorities(std::uint32_t first_layer, std::span<const LayerPriority> priorities,
                         double priority_threshold) override;
   std::vector<std::string> notices() const override;
-  std::uint64_t behind() const override;
+  std::uint64_t behind() const override { return steps_.behind(); }
   std::vector<LateRank> straggler_report() const override;
-  LayerStats layer_stats(std::uint32_t layer) const override;
-  void record_pushes(std::uint64_t first, std::uint32_t count) override;
-  std::vector<LayerStats> recorded_pushes(std::uint32_t layer) const override;
+  LayerStats layer_stats(std::uint32_t layer) const override { return steps_.stats(layer); }
+  void record_pushes(std::uint64_t first, std::uint32_t count) override { steps_.record(first, count); }
+  std::vector<LayerStats> recorded_pushes(std::uint32_t layer) const override { return steps_.recorded(layer); }
   TrafficStats traffic() const override;
-  Status status() const override;
+  Status status() const override { return steps_.status(); }
   void abort(const std::string& reason, bool planned) override;
   using Client::shutdown;
   void shutdown(const std::function<bool()>& keep_waiting, bool serves_on) override;

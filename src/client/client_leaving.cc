@@ -33,15 +33,13 @@ void ClientImpl::shutdown(const std::function<bool()>& keep_waiting, bool serves
 
 /// Whether a contribution that has started is still being made.
 bool ClientImpl::still_contributes() {
-  bool any = false;
-  loop_->call([this, &any] {
+  return loop_->call([this] {
     const auto contributes_yet = [](const auto& unit) {
       const Progress& progress = unit.second->syncer.exchange().progress;
       return progress.running && progress.contributing;
     };
-    any = !closing_ && (!waiting_for_peers_.empty() || std::ranges::any_of(units_by_id_, contributes_yet));
+    return !closing_ && (!waiting_for_peers_.empty() || std::ranges::any_of(units_by_id_, contributes_yet));
   });
-  return any;
 }
 
 /// Waits for the other ranks' parts of every step of which they have this rank's part. A rank that is late then still

@@ -1,5 +1,4 @@
 // The loop side of ClientImpl: exchanges, messages and failures.
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -12,7 +11,7 @@ namespace poseidon {
 namespace {
 constexpr Priority kFirst{wire::kFirstPriority + 1, 0};
 
-std::string bytes_text(std::uint64_t count) { return std::to_string(count) + " bytes"; }
+std::string bytes_text(std::uint64_t count) { return concat(count, " bytes"); }
 
 bool only_shows_life(const wire::Header& header) {
   return header.kind == wire::Kind::heartbeat || header.kind == wire::Kind::waiting || header.kind == wire::Kind::rate;
@@ -228,10 +227,9 @@ void ClientImpl::on_closed(Flow& flow, const Status& status) {
 
 void ClientImpl::fail_silent(std::chrono::milliseconds patience) {
   loop_->check_thread();
-  fail({ErrorCode::timeout, connections_.here() + " heard nothing for " + std::to_string(patience.count()) +
-                                " ms while " + report_.describe_waiting() + connections_.last_heard() +
-                                heartbeats_.waits_of_others() +
-                                "; see whether the others still run, or raise POSEIDON_TIMEOUT"},
+  fail({ErrorCode::timeout, concat(connections_.here(), " heard nothing for ", patience.count(), " ms while ",
+                                   report_.describe_waiting(), connections_.last_heard(), heartbeats_.waits_of_others(),
+                                   "; see whether the others still run, or raise POSEIDON_TIMEOUT")},
        {FailureSource::silent});
 }
 

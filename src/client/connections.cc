@@ -2,7 +2,6 @@
 #include "client/connections.h"
 
 #include <algorithm>
-#include <optional>
 #include <sstream>
 #include <utility>
 
@@ -244,8 +243,8 @@ Status Connections::on_hello(LinkState& link, const wire::Hello& hello) {
     return {ErrorCode::refused, from + " belongs to another job ('" + hello.job +
                                     "'); end what still runs of an earlier job, or give this one another MASTER_PORT"};
   if (hello.generation != options_.generation)
-    return {ErrorCode::refused, from + " is in generation " + std::to_string(hello.generation) + " of the job, rank " +
-                                    std::to_string(options_.rank) + " in " + std::to_string(options_.generation)};
+    return {ErrorCode::refused, concat(from, " is in generation ", hello.generation, " of the job, rank ",
+                                       options_.rank, " in ", options_.generation)};
   if (link.kind == LinkKind::server) {
     greeted_by_server(link, hello);
   } else if (Status status = greeted_by_peer(link, hello); !status.ok()) {
@@ -266,15 +265,15 @@ Status Connections::greeted_by_peer(LinkState& link, const wire::Hello& hello) {
         hello.rank < links_.worker_count && hello.rank > links_.rank && hello.priority_class < links_.class_count;
     if (fits) await_peer(hello.rank);  // it may need all peers before this rank
     if (!fits || links_.peers[hello.rank][hello.priority_class] != nullptr)
-      return {ErrorCode::refused, from + " claims rank " + std::to_string(hello.rank) +
-                                      ", which is taken; see whether two processes have the same RANK"};
+      return {ErrorCode::refused, concat(from, " claims rank ", hello.rank,
+                                         ", which is taken; see whether two processes have the same RANK")};
     link.index = hello.rank;
     link.lane = hello.priority_class;
     link.flow->tag = static_cast<int>(hello.rank);
     send_hello(*link.flow, link.lane);
   } else if (hello.rank != link.index) {
-    return {ErrorCode::refused, from + " is rank " + std::to_string(hello.rank) + ", not " +
-                                    std::to_string(link.index) + "; see whether two processes have the same RANK"};
+    return {ErrorCode::refused, concat(from, " is rank ", hello.rank, ", not ", link.index,
+                                       "; see whether two processes have the same RANK")};
   }
   links_.peers[link.index][link.lane] = link.flow.get();
   ++greeted_peer_lanes_;
@@ -349,8 +348,7 @@ InsertionMap<const Flow, LinkState>::Node Connections::remove(Flow& flow) {
   // What comes from others may be for a peer that has left (host_reduction.h).
   if (link.known())
     std::ranges::replace((link.kind == LinkKind::peer ? links_.peers : links_.servers)[link.index], &flow, nullptr);
-  closed_traffic_.bytes_sent += flow.bytes_sent();
-  closed_traffic_.bytes_received += flow.bytes_received();
+  closed_traffic_ += {flow.bytes_sent(), flow.bytes_received()};
   return node;
 }
 
@@ -415,7 +413,7 @@ void Connections::tell_waiting(const std::string& text) {
 
 /// Sends a message that is no progress of a step.
 void Connections::send_uncounted(LinkState& link, const wire::Header& header, std::shared_ptr<const std::string> text) {
-  std::vector<std::span<const std::byte>> payload;
+  Pieces payload;
   if (text) payload.push_back(std::as_bytes(std::span(*text)));
   link.flow->send(header, std::move(payload), [this, &link, header, text](const Status& status) {
     if (!text) link.beating = false;

@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <random>
@@ -130,16 +129,12 @@ class Connections {
   void connect_all_peers();
   /// Whether all peers have greeted.
   bool all_peers_greeted() const {
-    loop_->check_thread();
-    return greeted_peer_lanes_ == (links_.worker_count - 1) * links_.class_count;
+    return loop_->checked(greeted_peer_lanes_) == (links_.worker_count - 1) * links_.class_count;
   }
   /// Handles the hello of a connection. ErrorCode::refused: the process at the other end does not belong to this job.
   Status on_hello(LinkState& link, const wire::Hello& hello);
   /// Whether all have greeted to which this rank has connected, or which have connected to it.
-  bool all_greeted() const {
-    loop_->check_thread();
-    return awaited_lanes_ == 0;
-  }
+  bool all_greeted() const { return loop_->checked(awaited_lanes_) == 0; }
   /// The number of cores of each server. It is known when all have greeted.
   std::vector<int> core_counts() const;
   /// Accepts no further connections. Any thread but the loop's may call it.
@@ -150,32 +145,17 @@ class Connections {
   void close(const wire::Header& last_message, const std::shared_ptr<const std::string>& text);
   /// Removes a connection that has closed. Its state lives as long as the returned node.
   InsertionMap<const Flow, LinkState>::Node remove(Flow& flow);
-  bool empty() const {
-    loop_->check_thread();
-    return flows_.empty();
-  }
+  bool empty() const { return loop_->checked(flows_).empty(); }
   /// Connects again to a dedicated server that has cut off a connection before it greeted, as one does to which too
   /// many come at once. Returns false if `link` is none of that kind, or if there is no time left for it.
   bool redial(const LinkState& link);
   /// Whether no other connection to the same process is open, but for those over which that has said goodbye.
   bool is_last(const LinkState& link) const;
 
-  const Links& links() const {
-    loop_->check_thread();
-    return links_;
-  }
-  PriorityMap& priorities() {
-    loop_->check_thread();
-    return links_.priorities;
-  }
-  FlightRecorder& recorder() {
-    loop_->check_thread();
-    return recorder_;
-  }
-  const FlightRecorder& recorder() const {
-    loop_->check_thread();
-    return recorder_;
-  }
+  const Links& links() const { return loop_->checked(links_); }
+  PriorityMap& priorities() { return loop_->checked(links_).priorities; }
+  FlightRecorder& recorder() { return loop_->checked(recorder_); }
+  const FlightRecorder& recorder() const { return loop_->checked(recorder_); }
   TrafficStats traffic() const;
 
   /// Notes that something has arrived on the connection.
@@ -236,10 +216,7 @@ class Connections {
   /// Any thread, once connect() has returned.
   const std::string& run() const { return endpoints_.run; }
   /// Whether connect() has been called.
-  bool has_endpoints() const {
-    loop_->check_thread();
-    return !endpoints_.peers.empty();
-  }
+  bool has_endpoints() const { return !loop_->checked(endpoints_).peers.empty(); }
 
  private:
   void adopt(std::shared_ptr<Flow> flow, LinkKind kind, std::size_t index, std::size_t lane, bool greet);

@@ -35,7 +35,7 @@ void Connections::note(FlightEvent::Kind kind, const LinkState& link, const char
   recorder_.note(event);
 }
 
-std::string Connections::here() const { return "rank " + std::to_string(options_.rank) + " on " + host_; }
+std::string Connections::here() const { return concat("rank ", options_.rank, " on ", host_); }
 
 std::string Connections::host_of(LinkKind kind, std::size_t index) const {
   if (kind == LinkKind::peer) return index < endpoints_.peers.size() ? endpoints_.peers[index].host : "";
@@ -46,7 +46,7 @@ std::string Connections::name_of(LinkKind kind, std::size_t index) const {
   if (index == LinkState::kUnknown) return "an unknown process";
   const std::string host = host_of(kind, index);
   const std::string what = kind == LinkKind::peer ? "rank " : colocated_ ? "the shard of rank " : "server ";
-  return what + std::to_string(index) + (host.empty() ? "" : " on " + host);
+  return concat(what, index, host.empty() ? "" : " on " + host);
 }
 
 std::string Connections::describe(const LinkState& link) const {
@@ -61,11 +61,10 @@ std::string Connections::not_linked() const {
   for (std::size_t i = 0; i < links_.servers.size(); ++i) {
     const auto& lanes = links_.servers[i];
     if (endpoints_.servers[i].dedicated || std::count(lanes.begin(), lanes.end(), nullptr) > 0)
-      add("server " + std::to_string(i));
+      add(concat("server ", i));
   }
   for (std::size_t rank = 0; rank < links_.peers.size(); ++rank)
-    if (std::count(links_.peers[rank].begin(), links_.peers[rank].end(), nullptr) > 0)
-      add("rank " + std::to_string(rank));
+    if (std::count(links_.peers[rank].begin(), links_.peers[rank].end(), nullptr) > 0) add(concat("rank ", rank));
   return names;
 }
 
@@ -116,7 +115,7 @@ std::string Connections::last_heard() const {
   std::string text;
   for (std::size_t i = 0; i < std::min(silent.size(), kMostHeard); ++i)
     text += (i == 0 ? "; last heard of " : ", ") + silent[i].second + " " + duration_text(silent[i].first) + " ago";
-  if (silent.size() > kMostHeard) text += ", and of " + std::to_string(silent.size() - kMostHeard) + " more since";
+  if (silent.size() > kMostHeard) text += concat(", and of ", silent.size() - kMostHeard, " more since");
   return text;
 }
 
@@ -149,10 +148,7 @@ std::vector<LinkReport> Connections::reports() const {
 TrafficStats Connections::traffic() const {
   loop_->check_thread();
   TrafficStats stats = closed_traffic_;
-  for (const auto& [key, link] : flows_) {
-    stats.bytes_sent += link.flow->bytes_sent();
-    stats.bytes_received += link.flow->bytes_received();
-  }
+  for (const auto& [key, link] : flows_) stats += {link.flow->bytes_sent(), link.flow->bytes_received()};
   return stats;
 }
 

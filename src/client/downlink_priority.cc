@@ -3,14 +3,11 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "wire/messages/hold.h"
+#include "wire/messages/sending.h"
 
 namespace poseidon {
 
-void DownlinkPriority::end() {
-  loop_.check_thread();
-  ended_ = true;
-}
+void DownlinkPriority::end() { loop_.checked(ended_) = true; }
 
 /// Whether what comes over the connection takes a part of this machine's port that servers may leave to others.
 bool DownlinkPriority::shares_port(const LinkState& link) const {

@@ -1,7 +1,6 @@
 #include "client/failure_report.h"
 
 #include <chrono>
-#include <utility>
 
 namespace poseidon {
 
@@ -35,16 +34,16 @@ std::string FailureReport::describe_waiting() const {
                                       : "waiting for a greeting from " + connections_.not_linked();
   }
   const Exchange& exchange = first->syncer.exchange();
-  return "in step " + std::to_string(exchange.step) + " layer '" + exchange.unit().name + "' (" +
-         std::string(scheme_name(exchange.outcome.scheme)) + ") was " + first->syncer.waiting_for() +
-         (count > 1 ? ", and " + std::to_string(count - 1) + " more layers in flight" : "");
+  return concat("in step ", exchange.step, " layer '", exchange.unit().name, "' (",
+                scheme_name(exchange.outcome.scheme), ") was ", first->syncer.waiting_for(),
+                count > 1 ? concat(", and ", count - 1, " more layers in flight") : "");
 }
 
 std::optional<FailureReport::Record> FailureReport::new_record(const FailureCause& cause) const {
   one_thread_.check();
   if (directory_.empty() || cause.planned) return std::nullopt;
   const std::int64_t time_ns = wall_ns();
-  return Record{flight_record_path(directory_, options_.job, "rank" + std::to_string(seat_.slot), time_ns), time_ns};
+  return Record{flight_record_path(directory_, options_.job, concat("rank", seat_.slot), time_ns), time_ns};
 }
 
 void FailureReport::write(const Record& record, const Status& status, const FailureCause& cause) {

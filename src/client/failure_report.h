@@ -42,10 +42,7 @@ class FailureReport {
   /// it before anything else.
   Status open_directory();
   /// What the function uses must live until wait() has returned.
-  void set_server(WriteServer write_server) {
-    one_thread_.check();
-    write_server_ = std::move(write_server);
-  }
+  void set_server(WriteServer write_server) { one_thread_.checked(write_server_) = std::move(write_server); }
 
   /// Describes what the started exchanges wait for.
   std::string describe_waiting() const;

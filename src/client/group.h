@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <vector>
 
 #include "base/buffer.h"
 #include "poseidon/plan.h"
@@ -25,7 +24,7 @@ class Group {
   /// for the last member.
   bool put(std::size_t member, std::span<const std::byte> data, bool absent, std::uint32_t divisor);
   /// The pieces to send, in the order of the layout. They are complete when all members have been added.
-  const std::vector<std::span<const std::byte>>& pieces() const { return pieces_; }
+  const Pieces& pieces() const { return pieces_; }
   /// Whether at least one member is absent.
   bool any_absent() const { return absent_count_ > 0; }
   bool all_absent() const { return absent_count_ == unit_.layers.size(); }
@@ -46,7 +45,7 @@ class Group {
   const Unit& unit_;
   Buffer footer_;
   Buffer zeros_;  // sent for an absent member; allocated when there is one
-  std::vector<std::span<const std::byte>> pieces_;
+  Pieces pieces_;
   std::size_t put_count_ = 0;
   std::size_t absent_count_ = 0;
   std::uint32_t divisor_ = 1;  // of the members that have been added

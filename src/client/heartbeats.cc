@@ -29,29 +29,20 @@ Heartbeats::Heartbeats(Surroundings surroundings)
                   2 * vigil_.interval()) {}
 
 void Heartbeats::begin(std::chrono::milliseconds delay) {
-  around_.loop.check_thread();
   around_.loop.call_at(Clock::now() + delay, [this] { look(); });
 }
 
-void Heartbeats::end() {
-  around_.loop.check_thread();
-  ended_ = true;
-}
+void Heartbeats::end() { around_.loop.checked(ended_) = true; }
 
 void Heartbeats::heard(std::size_t rank, std::uint32_t level) {
-  around_.loop.check_thread();
-  standstill_.heard(rank, level, now_ns());
+  around_.loop.checked(standstill_).heard(rank, level, now_ns());
 }
 
 void Heartbeats::note_wait(std::size_t rank, std::string waits_for) {
-  around_.loop.check_thread();
-  standstill_.note(rank, std::move(waits_for));
+  around_.loop.checked(standstill_).note(rank, std::move(waits_for));
 }
 
-std::string Heartbeats::waits_of_others() const {
-  around_.loop.check_thread();
-  return standstill_.others(now_ns());
-}
+std::string Heartbeats::waits_of_others() const { return around_.loop.checked(standstill_).others(now_ns()); }
 
 /// Runs at each interval of the vigil, until the client ends.
 void Heartbeats::look() {
@@ -73,12 +64,11 @@ void Heartbeats::beat() {
   connections.beat(standstill_.beat(stands(), now_ns()));
   if (standstill_.is_to_tell()) connections.tell_waiting(around_.report.describe_waiting());
   if (!standstill_.all_stand()) return;
-  around_.fail(
-      {ErrorCode::mismatch,
-       connections.here() + ": all ranks wait for each other, and nothing is under way. Rank " +
-           std::to_string(around_.options.rank) + ": " + around_.report.describe_waiting() + waits_of_others() +
-           "; let all ranks make the same calls in the same order (each rank's traceback shows its own)"},
-      {FailureSource::found});
+  around_.fail({ErrorCode::mismatch,
+                concat(connections.here(), ": all ranks wait for each other, and nothing is under way. Rank ",
+                       around_.options.rank, ": ", around_.report.describe_waiting(), waits_of_others(),
+                       "; let all ranks make the same calls in the same order (each rank's traceback shows its own)")},
+               {FailureSource::found});
 }
 
 /// See standstill.h. With stragglers=drop a server goes on by itself, when a time is over.

@@ -6,17 +6,16 @@
 #include <string>
 #include <vector>
 
+#include "base/pinned.h"
 #include "transport/transport.h"
 
 namespace poseidon {
 
 /// A worker has to listen before it meets the others. So a peer may connect before the worker knows its peers.
-class Lobby {
+class Lobby : private Pinned {
  public:
   explicit Lobby(std::shared_ptr<Loop> loop) : loop_(std::move(loop)) {}
   ~Lobby() { close(); }
-  Lobby(const Lobby&) = delete;
-  Lobby& operator=(const Lobby&) = delete;
 
   /// Starts to accept connections at one more address. Returns the address to publish. `transport` must outlive this
   /// object. The loop's thread must not call it.

@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <functional>
-#include <span>
-#include <vector>
 
+#include "base/buffer.h"
 #include "base/clock.h"
 #include "base/invariant.h"
 #include "plan/priority.h"
@@ -19,7 +18,7 @@ namespace {
 /// A message in a flow's queue (transport/tcp/send_queue.h).
 struct Waiting {
   std::array<std::byte, wire::kHeaderBytes> header{};
-  std::vector<std::span<const std::byte>> payload;
+  Pieces payload;
   std::function<void(const Status&)> done;
 };
 

@@ -25,10 +25,7 @@ class RightOfWay {
   enum class Change : std::uint8_t { none, hold, release };
 
   /// Notes what has come over the network, urgent or not.
-  void arrived(std::size_t size_bytes, std::int64_t time_ns) {
-    one_thread_.check();
-    rate_.add(size_bytes, time_ns);
-  }
+  void arrived(std::size_t size_bytes, std::int64_t time_ns) { one_thread_.checked(rate_).add(size_bytes, time_ns); }
   /// A payload of a server begins to come, or has ended: whole, or with its connection.
   void begin(bool urgent, std::uint64_t size_bytes) {
     one_thread_.check();
@@ -40,10 +37,7 @@ class RightOfWay {
     invariant(size_bytes <= begun, "only a payload that has begun ends");
     begun -= size_bytes;
   }
-  bool holds() const {
-    one_thread_.check();
-    return since_ns_ != 0;
-  }
+  bool holds() const { return one_thread_.checked(since_ns_) != 0; }
 
   /// What changes now.
   Change look(std::int64_t time_ns);

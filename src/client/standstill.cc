@@ -63,10 +63,7 @@ std::uint32_t Standstill::beat(bool stands, std::int64_t now_ns) {
   return ++level_;
 }
 
-bool Standstill::is_to_tell() {
-  one_thread_.check();
-  return stood_ == kTellAfter;
-}
+bool Standstill::is_to_tell() { return one_thread_.checked(stood_) == kTellAfter; }
 
 std::string Standstill::others(std::int64_t now_ns) const {
   one_thread_.check();

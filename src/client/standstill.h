@@ -12,7 +12,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -35,10 +34,7 @@ class Standstill {
   /// Whether this rank has stood for long enough to tell the others what it waits for. True once for each standing.
   bool is_to_tell();
   /// Whether all members stand.
-  bool all_stand() const {
-    one_thread_.check();
-    return level_ >= most_;
-  }
+  bool all_stand() const { return one_thread_.checked(level_) >= most_; }
   /// What the neighbours wait for, such as "ranks 1 and 2: …; rank 3 does not wait". `name` names a rank.
   std::string others(std::int64_t now_ns) const;
 

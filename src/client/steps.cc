@@ -1,7 +1,6 @@
 #include "client/steps.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "base/clock.h"
@@ -49,11 +48,6 @@ Result<PlanBase> Steps::plan_base() const {
   const std::lock_guard lock(mutex_);
   if (!status_.ok()) return status_;
   return plan_base_;
-}
-
-Cluster Steps::cluster() const {
-  const std::lock_guard lock(mutex_);
-  return plan_base_.cluster;
 }
 
 void Steps::set_chunk_bytes(std::size_t chunk_bytes) {
@@ -159,7 +153,7 @@ Status Steps::check_choice(std::uint32_t layer, Scheme scheme) const {
 
 /// `lock` is held at the call and at the return.
 template <typename Done>
-Status Steps::wait_until(std::unique_lock<std::mutex>& lock, const Done& done, const Look& look) {
+Status Steps::wait_until(std::unique_lock<std::mutex>& lock, const Look& look, const Done& done) {
   callers_.note();
   if (done()) return status_;
   const Callers::Inside inside(callers_, done);
@@ -175,18 +169,19 @@ Status Steps::wait_until(std::unique_lock<std::mutex>& lock, const Done& done, c
   return status_;
 }
 
-Status Steps::wait_linked(const Look& look) {
+template <typename Done>
+Status Steps::wait_until(const Look& look, const Done& done) {
   loop_->check_other_thread();
   std::unique_lock lock(mutex_);
-  return wait_until(
-      lock, [this] { return linked_ || !status_.ok(); }, look);
+  return wait_until(lock, look, done);
+}
+
+Status Steps::wait_linked(const Look& look) {
+  return wait_until(look, [this] { return linked_ || !status_.ok(); });
 }
 
 Status Steps::wait_all(const Look& look) {
-  loop_->check_other_thread();
-  std::unique_lock lock(mutex_);
-  return wait_until(
-      lock, [this] { return running_count_ == 0; }, look);
+  return wait_until(look, [this] { return running_count_ == 0; });
 }
 
 Status Steps::wait(std::uint32_t layer, const Look& look) {
@@ -199,15 +194,9 @@ Status Steps::wait(std::uint32_t layer, const Look& look) {
 Status Steps::wait_locked(std::unique_lock<std::mutex>& lock, std::uint32_t layer, std::uint64_t number,
                           const Look& look) {
   ++single_waiter_count_;
-  Status status = wait_until(
-      lock, [this, layer, number] { return !runs_locked(layer, number); }, look);
+  Status status = wait_until(lock, look, [this, layer, number] { return !runs_locked(layer, number); });
   --single_waiter_count_;
   return status;
-}
-
-std::uint64_t Steps::newest_operation(std::uint32_t layer) const {
-  const std::lock_guard lock(mutex_);
-  return layer < layers_.size() ? layers_[layer]->newest : 0;
 }
 
 Status Steps::wait_operation(std::uint32_t layer, std::uint64_t number, const Look& look) {
@@ -217,10 +206,7 @@ Status Steps::wait_operation(std::uint32_t layer, std::uint64_t number, const Lo
 }
 
 void Steps::wait_contributions(const Look& look) {
-  loop_->check_other_thread();
-  std::unique_lock lock(mutex_);
-  static_cast<void>(wait_until(
-      lock, [this] { return awaited_count_ == 0; }, look));
+  static_cast<void>(wait_until(look, [this] { return awaited_count_ == 0; }));
 }
 
 void Steps::wait_closed(std::chrono::nanoseconds linger) {
@@ -267,11 +253,6 @@ bool Steps::operation_done(std::uint32_t layer, std::uint64_t number) const {
   return !runs_locked(layer, number);
 }
 
-LayerStats Steps::stats(std::uint32_t layer) const {
-  const std::lock_guard lock(mutex_);
-  return layer < layers_.size() ? layers_[layer]->stats : LayerStats();
-}
-
 void Steps::record(std::uint64_t first, std::uint32_t count) {
   const std::lock_guard lock(mutex_);
   first_recorded_ = first;
@@ -290,11 +271,6 @@ Scheme Steps::next_scheme(std::uint32_t layer) const {
   return layer < layers_.size() ? layers_[layer]->unit->next_scheme : Scheme::ps;
 }
 
-UnitState* Steps::unit_of(std::uint32_t layer) const {
-  const std::lock_guard lock(mutex_);
-  return layer < layers_.size() ? layers_[layer]->unit : nullptr;
-}
-
 LateRank Steps::lateness() const {
   LateRank own{static_cast<std::uint32_t>(options_.rank)};
   const std::lock_guard lock(mutex_);
@@ -307,16 +283,6 @@ std::uint64_t Steps::behind() const {
   std::uint64_t most = 0;
   for (const auto& [plan, one] : lateness_) most = std::max<std::uint64_t>(most, one.behind());
   return most;
-}
-
-bool Steps::linked() const {
-  const std::lock_guard lock(mutex_);
-  return linked_;
-}
-
-Status Steps::status() const {
-  const std::lock_guard lock(mutex_);
-  return status_;
 }
 
 bool Steps::failed() const {

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/pinned.h"
 #include "base/thread.h"
 #include "client/callers.h"
 #include "client/lateness.h"
@@ -34,7 +35,7 @@ struct PlanBase {
 /// API threads start exchanges and wait for them. The loop's thread performs the exchanges and reports their ends. All
 /// of them share one mutex, which each start and each end takes once. Any thread may call any method unless its comment
 /// names a thread.
-class Steps {
+class Steps : private Pinned {
  public:
   /// Both run on the loop's thread, without the mutex.
   struct Callbacks {
@@ -46,13 +47,11 @@ class Steps {
 
   /// `options` has the rank of this generation, and must outlive this object.
   Steps(const Options& options, const Cluster& cluster, Callbacks callbacks, std::shared_ptr<Loop> loop);
-  Steps(const Steps&) = delete;
-  Steps& operator=(const Steps&) = delete;
 
   // For API threads.
   /// The base of the next plan, or the failure that has ended the job.
   Result<PlanBase> plan_base() const;
-  Cluster cluster() const;
+  Cluster cluster() const { return now(plan_base_.cluster); }
   /// Sets the chunk size of layers that are added from here on.
   void set_chunk_bytes(std::size_t chunk_bytes);
   /// Starts an operation on a layer. A group starts with its last member. Errors are those of Client::start.
@@ -71,7 +70,7 @@ class Steps {
   Status wait_all(const Look& look);
   Status wait(std::uint32_t layer, const Look& look);
   /// See Client::newest_operation and Client::wait_operation.
-  std::uint64_t newest_operation(std::uint32_t layer) const;
+  std::uint64_t newest_operation(std::uint32_t layer) const { return now(layer, &LayerState::newest); }
   Status wait_operation(std::uint32_t layer, std::uint64_t number, const Look& look);
   /// Waits until the contributions that await_contributions() has counted have completed.
   void wait_contributions(const Look& look);
@@ -91,17 +90,17 @@ class Steps {
   // The state now. A layer that does not exist is treated like one that has never started.
   bool done(std::uint32_t layer) const;
   bool operation_done(std::uint32_t layer, std::uint64_t number) const;
-  LayerStats stats(std::uint32_t layer) const;
+  LayerStats stats(std::uint32_t layer) const { return now(layer, &LayerState::stats); }
   std::vector<LayerStats> recorded(std::uint32_t layer) const;
   Scheme next_scheme(std::uint32_t layer) const;
   /// The unit of a layer, or null if there is no such layer.
-  UnitState* unit_of(std::uint32_t layer) const;
+  UnitState* unit_of(std::uint32_t layer) const { return now(layer, &LayerState::unit); }
   /// The steps in which this rank was late, and how many steps it is behind.
   LateRank lateness() const;
   std::uint64_t behind() const;
-  bool linked() const;
+  bool linked() const { return now(linked_); }
   /// The first failure, or ok.
-  Status status() const;
+  Status status() const { return now(status_); }
   /// Whether something other than Client::shutdown has ended the job.
   bool failed() const;
 
@@ -127,6 +126,19 @@ class Steps {
   void set_closed(bool closed);
 
  private:
+  /// What a member has now.
+  template <typename Member>
+  Member now(const Member& member) const {
+    const std::lock_guard lock(mutex_);
+    return member;
+  }
+  /// What a member of a layer has now.
+  template <typename Member>
+  Member now(std::uint32_t layer, Member LayerState::*member) const {
+    const std::lock_guard lock(mutex_);
+    return layer < layers_.size() ? layers_[layer]->*member : Member();
+  }
+
   Status submit_locked(std::uint32_t layer, Operation operation, std::int64_t time_ns);
   Status check_start_locked(std::uint32_t layer, const Operation& operation) const;
   bool join_group_locked(LayerState& layer, Push& push);
@@ -137,7 +149,9 @@ class Steps {
   }
   Status wait_locked(std::unique_lock<std::mutex>& lock, std::uint32_t layer, std::uint64_t number, const Look& look);
   template <typename Done>
-  Status wait_until(std::unique_lock<std::mutex>& lock, const Done& done, const Look& look);
+  Status wait_until(std::unique_lock<std::mutex>& lock, const Look& look, const Done& done);
+  template <typename Done>
+  Status wait_until(const Look& look, const Done& done);
 
   const Options& options_;
   const Callbacks callbacks_;

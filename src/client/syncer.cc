@@ -58,8 +58,8 @@ Status Syncer::set_residual(std::span<const std::byte> residual) {
   const std::size_t float_count = kept_count(layer_);
   if (float_count == 0) return refuse("it never takes a lossy scheme; give it none");
   if (residual.size() != float_count * sizeof(float))
-    return refuse("it keeps " + std::to_string(float_count * sizeof(float)) + " bytes, and is given " +
-                  std::to_string(residual.size()) + "; load what the same model has saved");
+    return refuse(concat("it keeps ", float_count * sizeof(float), " bytes, and is given ", residual.size(),
+                         "; load what the same model has saved"));
   std::ranges::copy(residual, exchange_.kept.memory_of(float_count).begin());
   return {};
 }
@@ -117,9 +117,9 @@ void Syncer::start(Operation operation) {
   exchange_.begin(std::move(operation), protocol_for(exchange_.about, next_scheme_), next_scheme_, std::move(early));
   note(FlightEvent::Kind::start);
   const auto refuse = [this](const std::string& sent) {
-    fail({ErrorCode::mismatch, sent + " in step " + std::to_string(exchange_.step) + ", which takes scheme " +
-                                   std::string(scheme_name(exchange_.outcome.scheme)) +
-                                   " here; give the layer the same scheme on all ranks"});
+    fail({ErrorCode::mismatch,
+          concat(sent, " in step ", exchange_.step, ", which takes scheme ", scheme_name(exchange_.outcome.scheme),
+                 " here; give the layer the same scheme on all ranks")});
   };
   if (!exchange_.protocol->traits().uses_peers && came_early) return refuse("a peer has sent factors");
   if (came_from_host && !exchange_.protocol->traits().reduces_by_host)
@@ -137,9 +137,8 @@ Status Syncer::check_step(const wire::Header& header) const {
   const std::uint64_t current = exchange_.step;
   const bool expected = exchange_.progress.running && header.step == current;
   if (expected || header.step == current + 1) return {};
-  return {ErrorCode::mismatch, std::string(wire::kind_name(header.kind)) + " of step " + std::to_string(header.step) +
-                                   " came in step " + std::to_string(current) + " of '" + unit().name +
-                                   "'; let all ranks exchange it equally often"};
+  return {ErrorCode::mismatch, concat(wire::kind_name(header.kind), " of step ", header.step, " came in step ", current,
+                                      " of '", unit().name, "'; let all ranks exchange it equally often")};
 }
 
 Result<std::span<std::byte>> Syncer::accept(const wire::Header& header, bool lent) {
@@ -169,9 +168,8 @@ Result<std::span<std::byte>> Syncer::make_room_early(Inbox& inbox, const wire::H
   if (std::holds_alternative<std::monostate>(inbox)) inbox.emplace<Kind>();
   Kind* const own = std::get_if<Kind>(&inbox);
   if (own == nullptr)
-    return Status(ErrorCode::mismatch, std::string(wire::kind_name(header.kind)) +
-                                           " came after parts of another scheme for '" + unit().name +
-                                           "'; give the layer the same scheme on all ranks");
+    return Status(ErrorCode::mismatch, concat(wire::kind_name(header.kind), " came after parts of another scheme for '",
+                                              unit().name, "'; give the layer the same scheme on all ranks"));
   return protocol.make_room(*own, exchange_, header, links_);
 }
 
@@ -199,17 +197,14 @@ void Syncer::fail(const Status& status) {
 }
 
 std::string Syncer::waiting_for() const {
-  one_thread_.check();
   return goes_on() ? exchange_.protocol->waiting_for(exchange_, links_) : "ending";
 }
 
 bool Syncer::lacks(std::size_t peer) const {
-  one_thread_.check();
   return goes_on() && exchange_.protocol->lacks(exchange_, links_, static_cast<std::uint32_t>(peer));
 }
 
 bool Syncer::lacks_part(std::size_t peer) const {
-  one_thread_.check();
   return goes_on() && exchange_.protocol->lacks_part(exchange_, links_, static_cast<std::uint32_t>(peer));
 }
 

@@ -4,23 +4,21 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <optional>
 #include <string>
 
 #include "base/one_thread.h"
+#include "base/pinned.h"
 #include "scheme/exchange.h"
 #include "scheme/scheme.h"
 
 namespace poseidon {
 
 /// The states are idle → (start) → running → (on_done) → idle. Only the loop's thread uses it.
-class Syncer {
+class Syncer : private Pinned {
  public:
   /// `unit` and `links` must outlive the syncer. `on_done` runs once per start.
   Syncer(const Unit& unit, const Layer& first_layer, bool transient, const Cluster& cluster, const Links& links,
          std::function<void(Syncer&)> on_done);
-  Syncer(const Syncer&) = delete;
-  Syncer& operator=(const Syncer&) = delete;
 
   void start(Operation operation);
 
@@ -40,16 +38,10 @@ class Syncer {
   /// Sets the scheme that was chosen for the next starts. The layer may take it (automatic_schemes()).
   void choose(const SchemeChoice& choice);
   /// The scheme of the next start.
-  Scheme next_scheme() const {
-    one_thread_.check();
-    return next_scheme_;
-  }
+  Scheme next_scheme() const { return one_thread_.checked(next_scheme_); }
 
   const Unit& unit() const { return exchange_.unit(); }
-  const Exchange& exchange() const {
-    one_thread_.check();
-    return exchange_;
-  }
+  const Exchange& exchange() const { return one_thread_.checked(exchange_); }
   /// Describes what the running exchange waits for, for error messages.
   std::string waiting_for() const;
   /// Whether an exchange runs that needs a peer's part, or a result from it; or only a part.
@@ -58,7 +50,7 @@ class Syncer {
 
  private:
   /// Whether an exchange runs that has not failed. Only then its scheme may be asked about it.
-  bool goes_on() const { return exchange_.progress.running && exchange_.progress.status.ok(); }
+  bool goes_on() const { return exchange().progress.running && exchange_.progress.status.ok(); }
   void finished();
   void note(FlightEvent::Kind kind) const;
   Status unexpected(const std::string& what) const;

@@ -14,7 +14,7 @@ void UnitAnnouncer::announce(const Plan& plan, const Links& links) {
     if (!plan.layers[unit.layers.front()].stored || unit.chunks.empty()) continue;
     std::string name = unit.name.substr(0, wire::kMaxUnitNameBytes / 2);
     // Two models of one job may have layers of the same name. Their order tells them apart.
-    if (const std::size_t before = names_[name]++; before > 0) name += " (" + std::to_string(before + 1) + ")";
+    if (const std::size_t before = names_[name]++; before > 0) name += concat(" (", before + 1, ")");
     const auto kept_bytes = [&unit](std::size_t bytes) { return unit.bytes_as(unit.value_dtype, bytes); };
     units.units.push_back({unit.id, unit.value_dtype, kept_bytes(unit.size_bytes),
                            kept_bytes(unit.chunks.front().size_bytes), std::move(name)});

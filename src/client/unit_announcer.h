@@ -18,10 +18,7 @@ class UnitAnnouncer {
  public:
   /// Sets the version of the servers' checkpoints from which values have been restored. It is part of all announcements
   /// from here on.
-  void set_restored_version(std::uint64_t version) {
-    one_thread_.check();
-    restored_version_ = version;
-  }
+  void set_restored_version(std::uint64_t version) { one_thread_.checked(restored_version_) = version; }
   /// Tells every core of every server about the plan's stored units. Call it before any other message about these units
   /// is sent. Then every core knows them before one of their steps is complete anywhere.
   void announce(const Plan& plan, const Links& links);

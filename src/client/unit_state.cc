@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
 #include "wire/messages/rows.h"
 
@@ -14,8 +13,7 @@ Status invalid_layer(const Layer& layer, const std::string& why) {
 }
 
 Status no_layer(std::uint32_t layer) {
-  return {ErrorCode::invalid_argument,
-          "there is no layer " + std::to_string(layer) + "; take a number that add_layers returned"};
+  return {ErrorCode::invalid_argument, concat("there is no layer ", layer, "; take a number that add_layers returned")};
 }
 
 UnitState::UnitState(std::shared_ptr<const Plan> of, std::size_t index, bool transient, const Links& links,
@@ -78,8 +76,8 @@ Status LayerState::check_memory(const Operation& operation) const {
                      (push != nullptr && std::holds_alternative<DenseGradient>(push->gradient));
   const bool receives = push == nullptr ? !sends : push->wants_result;
   const auto has_bytes = [this](std::size_t given) {
-    return invalid_layer(*layer, "has " + std::to_string(size_bytes) + " bytes, the given array " +
-                                     std::to_string(given) + "; give one of its size");
+    return invalid_layer(*layer,
+                         concat("has ", size_bytes, " bytes, the given array ", given, "; give one of its size"));
   };
   const std::size_t sent_bytes = data_of(operation).size();
   if (sends && sent_bytes != size_bytes) return has_bytes(sent_bytes);
@@ -93,11 +91,11 @@ Status LayerState::check_memory(const Operation& operation) const {
 
 Status LayerState::check_push(const Push& push) const {
   if (push.divisor == 0 || (push.divisor != 1 && !dtype_is_floating(layer->dtype)))
-    return invalid_layer(*layer, "of dtype " + std::string(dtype_name(layer->dtype)) + " cannot be divided by " +
-                                     std::to_string(push.divisor) + "; give divisor 1");
+    return invalid_layer(*layer, concat("of dtype ", dtype_name(layer->dtype), " cannot be divided by ", push.divisor,
+                                        "; give divisor 1"));
   if (unit->group && !unit->group->takes(push.divisor))
-    return invalid_layer(*layer, "is in a group with layers whose divisor is not " + std::to_string(push.divisor) +
-                                     "; give all of them the same");
+    return invalid_layer(
+        *layer, concat("is in a group with layers whose divisor is not ", push.divisor, "; give all of them the same"));
   if (const auto* factored = std::get_if<FactoredGradient>(&push.gradient)) return check_factors(*factored);
   if (const auto* rows = std::get_if<LayerRows>(&push.gradient)) return check_rows(*rows);
   return {};
@@ -108,7 +106,7 @@ Status LayerState::check_rows(const LayerRows& rows) const {
     return invalid_layer(
         *layer, "takes scheme " + std::string(scheme_name(unit->next_scheme)) + ", not rows; give its whole gradient");
   if (rows.dense || rows.values.size() != rows.indexes.size() * layer->cols * dtype_bytes(layer->dtype))
-    return invalid_layer(*layer, "needs " + std::to_string(layer->cols) + " elements for each row's index");
+    return invalid_layer(*layer, concat("needs ", layer->cols, " elements for each row's index"));
   const Status status = wire::check_indexes(rows.indexes, layer->rows);
   return status.ok() ? status
                      : invalid_layer(*layer, "cannot take these rows: " + status.message() +

@@ -1,10 +1,8 @@
 #include "plan/layer_rules.h"
 
 #include <algorithm>
-#include <array>
 #include <limits>
 #include <numeric>
-#include <utility>
 
 namespace poseidon {
 namespace {
@@ -75,13 +73,13 @@ class Check {
     const std::size_t element_bytes = dtype_bytes(layer_.dtype), count = layer_.element_count;
     if (element_bytes == 0) return refuse("has an unsupported dtype; use one that dtype.h names");
     if (count > std::numeric_limits<std::ptrdiff_t>::max() / element_bytes)
-      return refuse("has " + std::to_string(count) + " elements, too many for the memory of a process; divide it");
+      return refuse(concat("has ", count, " elements, too many for the memory of a process; divide it"));
     const std::size_t rows = layer_.rows, cols = layer_.cols;
     const bool has_shape = rows > 0 || cols > 0;
     const bool overflows = cols != 0 && rows > std::numeric_limits<std::size_t>::max() / cols;
     if (overflows || (has_shape && rows * cols != count))
-      return refuse("has " + std::to_string(count) + " elements, which is not " + std::to_string(rows) + " rows x " +
-                    std::to_string(cols) + " columns; give its own shape, or none");
+      return refuse(concat("has ", count, " elements, which is not ", rows, " rows x ", cols,
+                           " columns; give its own shape, or none"));
     if (layer_.row_gradient && (!has_shape || rows > std::numeric_limits<std::uint32_t>::max()))
       return refuse("has row gradients, so it needs a shape, with less than 2^32 rows");
     if (scheme_name(layer_.scheme) == "unknown") return refuse("has an unknown scheme; use one that scheme.h names");
@@ -109,8 +107,8 @@ class Check {
       return refuse("has dtype " + dtype() + " and scheme " + scheme() +
                     ", which takes float32 gradients: use scheme ps for it");
     if (layer_.element_count > std::numeric_limits<std::uint32_t>::max())
-      return refuse("has " + std::to_string(layer_.element_count) + " elements and scheme " + scheme() +
-                    ", which takes less than 2^32: use scheme ps for it");
+      return refuse(concat("has ", layer_.element_count, " elements and scheme ", scheme(),
+                           ", which takes less than 2^32: use scheme ps for it"));
     return {};
   }
 
@@ -122,11 +120,10 @@ class Check {
     if (Status status = factor_wire(compression.factor_wire.value_or(WireFormat::fp32)); !status.ok()) return status;
     if (compression.powersgd_rank == 0) return refuse("has powersgd_rank 0; it must be at least 1");
     if (compression.rows > 0 && layer_.element_count % compression.rows != 0)
-      return refuse("has " + std::to_string(layer_.element_count) + " elements, which are no matrix of " +
-                    std::to_string(compression.rows) + " rows; give a number of rows that divides them");
+      return refuse(concat("has ", layer_.element_count, " elements, which are no matrix of ", compression.rows,
+                           " rows; give a number of rows that divides them"));
     if (!(compression.topk_fraction > 0 && compression.topk_fraction <= 1))
-      return refuse("has topk_fraction " + std::to_string(compression.topk_fraction) +
-                    "; it must be above 0 and at most 1");
+      return refuse(concat("has topk_fraction ", compression.topk_fraction, "; it must be above 0 and at most 1"));
     return {};
   }
 
@@ -159,9 +156,8 @@ class Check {
   Status drift(const Options& options) const {
     if (!ranks_drift(options)) return {};
     if (keeps_rounding(layer_))
-      return refuse("has wire " + std::string(name_of(layer_.wire)) + " with error_feedback, which " +
-                    drift_option(options) + " excludes, because servers may leave out what was sent: leave one of " +
-                    "the two out");
+      return refuse(concat("has wire ", name_of(layer_.wire), " with error_feedback, which ", drift_option(options),
+                           " excludes, because servers may leave out what was sent: leave one of ", "the two out"));
     if (!named() || traits_of(layer_.scheme).can_drop_late) return {};
     return refuse("has scheme " + scheme() + ", in which every worker waits for all others, late workers too; use " +
                   choices([](const SchemeTraits& traits) { return traits.can_drop_late && !traits.only_one_worker; }) +
@@ -357,9 +353,9 @@ Status check_layer(const Layer& layer, const Cluster& cluster, const Options& op
   if (Status status = check.all(options); !status.ok()) return status;
   if (layer.scheme == Scheme::automatic || !traits_of(layer.scheme).only_one_worker || cluster.worker_count == 1)
     return {};
-  return check.refuse("has scheme " + std::string(scheme_name(layer.scheme)) + ", which sends nothing, but there are " +
-                      std::to_string(cluster.worker_count) + " workers; use " +
-                      choices([](const SchemeTraits& traits) { return !traits.only_one_worker; }));
+  return check.refuse(concat("has scheme ", scheme_name(layer.scheme), ", which sends nothing, but there are ",
+                             cluster.worker_count, " workers; use ",
+                             choices([](const SchemeTraits& traits) { return !traits.only_one_worker; })));
 }
 
 LayerTerms settle(Layer& layer, const Cluster& cluster, const Options& options) {

@@ -1,6 +1,5 @@
 #include "plan/partition.h"
 
-#include <algorithm>
 #include <numeric>
 #include <span>
 

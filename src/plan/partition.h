@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <vector>
 
 #include "poseidon/options.h"
 #include "poseidon/plan.h"

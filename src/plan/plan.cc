@@ -14,12 +14,12 @@ Status invalid(std::string message) { return {ErrorCode::invalid_argument, std::
 
 Status check_cluster(const Cluster& cluster, const Options& options) {
   if (cluster.worker_count < 1 || cluster.server_count < 1) {
-    return invalid("a cluster needs a worker and a server, not " + std::to_string(cluster.worker_count) + " and " +
-                   std::to_string(cluster.server_count));
+    return invalid(
+        concat("a cluster needs a worker and a server, not ", cluster.worker_count, " and ", cluster.server_count));
   }
   if (cluster.placement == Placement::colocated && cluster.server_count != cluster.worker_count) {
-    return invalid("colocated servers must be one per worker, not " + std::to_string(cluster.server_count) + " for " +
-                   std::to_string(cluster.worker_count) + " workers");
+    return invalid(concat("colocated servers must be one per worker, not ", cluster.server_count, " for ",
+                          cluster.worker_count, " workers"));
   }
   if (cluster.flow_count < 1 ||
       (!cluster.core_counts.empty() && cluster.core_counts.size() != static_cast<std::size_t>(cluster.server_count))) {
@@ -34,8 +34,7 @@ Status check_cluster(const Cluster& cluster, const Options& options) {
   if (!cluster.racks.empty() && (cluster.hosts.empty() || cluster.racks.size() != count))
     return invalid("a cluster must name a rack and a machine for each of its workers, or no racks");
   if (options.chunk_bytes < kChunkAlignmentBytes) {
-    return invalid("chunk_bytes is " + std::to_string(options.chunk_bytes) + "; it must be at least " +
-                   std::to_string(kChunkAlignmentBytes));
+    return invalid(concat("chunk_bytes is ", options.chunk_bytes, "; it must be at least ", kChunkAlignmentBytes));
   }
   return {};
 }
@@ -43,7 +42,7 @@ Status check_cluster(const Cluster& cluster, const Options& options) {
 Status check_layers(const std::vector<Layer>& layers, const Cluster& cluster, const Options& options) {
   std::unordered_set<std::string_view> names;
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    if (layers[i].name.empty()) return invalid("layer " + std::to_string(i) + " has no name; give it one");
+    if (layers[i].name.empty()) return invalid(concat("layer ", i, " has no name; give it one"));
     if (!names.insert(layers[i].name).second)
       return invalid("two layers have the name \"" + layers[i].name + "\"; give each its own");
     if (Status status = check_layer(layers[i], cluster, options); !status.ok()) return status;
@@ -95,7 +94,7 @@ class UnitBuilder {
   void finish(Unit unit) {
     unit.id = first_unit_id_ + static_cast<std::uint32_t>(plan_.units.size());
     if (unit.grouped()) {
-      unit.name = "group " + std::to_string(unit.id) + " (" + std::to_string(unit.layers.size()) + " layers)";
+      unit.name = concat("group ", unit.id, " (", unit.layers.size(), " layers)");
       // Room for the number of contributors to each member.
       unit.size_bytes += unit.layers.size() * dtype_bytes(unit.dtype);
     } else {
@@ -117,14 +116,13 @@ std::string compression_text(const Layer& layer) {
   const Scheme lossy = layer.scheme == Scheme::automatic ? layer.compression.allowed : layer.scheme;
   if (lossy == Scheme::automatic || !traits_of(lossy).lossy) return "";
   const auto& count_of = traits_of(lossy).count_of;
-  return " (" + std::string(scheme_name(lossy)) + " " + std::to_string(count_of == nullptr ? 0 : count_of(layer)) + ")";
+  return concat(" (", scheme_name(lossy), " ", count_of == nullptr ? 0 : count_of(layer), ")");
 }
 
 std::string layer_text(const Plan& plan, std::uint32_t index) {
   const Layer& layer = plan.layers[index];
-  std::string text = std::to_string(index) + " " + layer.name + "[";
-  text += layer.factorable() ? std::to_string(layer.rows) + "x" + std::to_string(layer.cols)
-                             : std::to_string(layer.element_count);
+  std::string text = concat(index, " ", layer.name, "[");
+  text += layer.factorable() ? concat(layer.rows, "x", layer.cols) : std::to_string(layer.element_count);
   return text + "] " + std::string(scheme_name(layer.scheme)) + (layer.stored ? " stored" : "") +
          (layer.whole ? " whole" : "") + (keeps_rounding(layer) ? " feedback" : "") +
          (layer.row_gradient ? " rows" : "") + (layer.zeros_are_missing ? " or dense" : "") + compression_text(layer);
@@ -133,7 +131,7 @@ std::string layer_text(const Plan& plan, std::uint32_t index) {
 /// Text such as " on machines 0 0 1 1", for the lines that all ranks compare.
 std::string numbers_text(const char* what, const std::vector<std::uint32_t>& numbers) {
   std::string text;
-  for (const std::uint32_t number : numbers) text += " " + std::to_string(number);
+  for (const std::uint32_t number : numbers) text += concat(" ", number);
   return text.empty() ? text : std::string(what) + text;
 }
 
@@ -158,15 +156,14 @@ Result<Plan> make_plan(std::vector<Layer> layers, const Cluster& cluster, const 
 
 std::vector<std::string> plan_lines(const Plan& plan) {
   const bool colocated = plan.cluster.placement == Placement::colocated;
-  const std::string cluster = std::to_string(plan.cluster.worker_count) + " workers, " +
-                              std::to_string(plan.cluster.server_count) +
-                              (colocated ? " colocated shards" : " dedicated shards");
+  const std::string cluster = concat(plan.cluster.worker_count, " workers, ", plan.cluster.server_count,
+                                     colocated ? " colocated shards" : " dedicated shards");
   const std::string hosts =
       numbers_text(" on machines", plan.cluster.hosts) + numbers_text(" in racks", plan.cluster.racks);
   std::vector<std::string> lines;
   for (const Unit& unit : plan.units) {
     std::string line = "unit ";
-    line += std::to_string(unit.id) + " " + unit.name + " ";
+    line += concat(unit.id, " ", unit.name, " ");
     line += dtype_name(unit.dtype);
     if (unit.converts()) line.append(" as ").append(dtype_name(unit.wire_dtype));
     if (unit.result_dtype != unit.wire_dtype) line.append(", back as ").append(dtype_name(unit.result_dtype));

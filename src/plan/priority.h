@@ -1,7 +1,6 @@
 // PriorityMap: decides which flow carries a unit, and the unit's place in the send queue (Geryon §III).
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <vector>
 

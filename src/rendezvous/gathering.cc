@@ -79,7 +79,7 @@ void Gathering::leave(const Status& why) {
   (void)quick_get(generation_key(options_.job));
   if (!away_.ok()) return;
   const int slot = mine_.member.slot;
-  const Failure failure{slot, mine_.nonce, "rank " + std::to_string(slot) + ": " + why.message()};
+  const Failure failure{slot, mine_.nonce, concat("rank ", slot, ": ", why.message())};
   const auto left = [&](int rank) { return left_key(options_.job, mine_.generation, rank); };
   // A process that ends because of another's failure does not replace the first message.
   if (failure_of_another().ok()) (void)store_.set(failure_key(options_.job, mine_.generation), to_text(failure));
@@ -176,9 +176,9 @@ Result<bool> Gathering::claim() {
     move_to(there.generation + 1);
     return false;
   }
-  return Status(ErrorCode::aborted, "rank " + std::to_string(slot) + " of job '" + options_.job +
-                                        "' is another process now (in generation " + std::to_string(there.generation) +
-                                        "), so this one ends; see whether two were started with the same RANK");
+  return Status(ErrorCode::aborted,
+                concat("rank ", slot, " of job '", options_.job, "' is another process now (in generation ",
+                       there.generation, "), so this one ends; see whether two were started with the same RANK"));
 }
 
 /// With OnFailure::abort, why a process of this generation has given up. Ok if none has, or if it has begun again
@@ -299,8 +299,8 @@ Status Gathering::difference(int slot) {
   std::string text;
   static_cast<void>(entry_of(slot, &text));
   if (Status status = compare(options_, slot, text, facts_); !text.empty() && !status.ok()) return status;
-  return {ErrorCode::mismatch, "the options of rank " + std::to_string(options_.rank) + " differ from those of rank " +
-                                   std::to_string(slot) + "; give all ranks the same values"};
+  return {ErrorCode::mismatch, concat("the options of rank ", options_.rank, " differ from those of rank ", slot,
+                                      "; give all ranks the same values")};
 }
 
 /// Takes the entries from the roster's table, and one by one if the store has lost it. Stops if the store is away.
@@ -317,33 +317,34 @@ std::vector<Entry> Gathering::entries_of(const Roster& roster) {
 }
 
 Status Gathering::missing() {
+  const std::string waited = concat("rank ", mine_.member.slot, " waited ", options_.timeout.count(), " ms");
   if (!away_.ok())
-    return {ErrorCode::timeout, "rank " + std::to_string(mine_.member.slot) + " waited " +
-                                    std::to_string(options_.timeout.count()) + " ms in generation " +
-                                    std::to_string(mine_.generation) + " for the others: " + away_.message() +
-                                    "; if the process that serves the store is stopped, end it and start it again"};
+    return {ErrorCode::timeout,
+            concat(waited, " in generation ", mine_.generation, " for the others: ", away_.message(),
+                   "; if the process that serves the store is stopped, end it and start it again")};
   if (newcomer_.waits())
-    return {ErrorCode::timeout, "rank " + std::to_string(mine_.member.slot) + " waited " +
-                                    std::to_string(options_.timeout.count()) + " ms for the members of job '" +
-                                    options_.job + "', which goes on at this address, to take it in" +
-                                    "; if this is another job, give it another MASTER_PORT; if it replaces a member, "
-                                    "raise POSEIDON_TIMEOUT above the time of a step"};
+    return {ErrorCode::timeout,
+            concat(waited, " for the members of job '", options_.job, "', which goes on at this address, to take it in",
+                   "; if this is another job, give it another MASTER_PORT; if it replaces a member, "
+                   "raise POSEIDON_TIMEOUT above the time of a step")};
   std::string slots;
   for (int slot = 0; slot < options_.world_size; ++slot)
     if (slot != mine_.member.slot && !entry_of(slot)) slots += (slots.empty() ? "" : ", ") + std::to_string(slot);
-  if (options_.on_failure == OnFailure::abort) return missing_at_the_start(slots);
+  if (options_.on_failure == OnFailure::abort)
+    return {ErrorCode::timeout,
+            concat(waited, " for rank ", slots.empty() ? "0" : slots, " of ", options_.world_size,
+                   ", which never arrived; check that every rank was started with the same MASTER_ADDR, "
+                   "MASTER_PORT and WORLD_SIZE, or raise POSEIDON_TIMEOUT",
+                   with_another_secret())};
   const std::string who = slots.empty() ? "lower than its own, which decides who takes part" : slots;
-  const std::string least = options_.on_failure == OnFailure::shrink
-                                ? " and goes on with no fewer than " + std::to_string(options_.min_workers)
-                                : "";
-  return {ErrorCode::timeout, "rank " + std::to_string(mine_.member.slot) + " waited " +
-                                  std::to_string(options_.timeout.count()) + " ms in generation " +
-                                  std::to_string(mine_.generation) + " for rank " + who + " of " +
-                                  std::to_string(options_.world_size) + least +
-                                  ", which did not come; see that lost ranks are started again with the same RANK, "
-                                  "MASTER_ADDR, MASTER_PORT and WORLD_SIZE, "
-                                  "or raise POSEIDON_TIMEOUT" +
-                                  with_another_secret()};
+  const std::string least =
+      options_.on_failure == OnFailure::shrink ? concat(" and goes on with no fewer than ", options_.min_workers) : "";
+  return {ErrorCode::timeout,
+          concat(waited, " in generation ", mine_.generation, " for rank ", who, " of ", options_.world_size, least,
+                 ", which did not come; see that lost ranks are started again with the same RANK, "
+                 "MASTER_ADDR, MASTER_PORT and WORLD_SIZE, "
+                 "or raise POSEIDON_TIMEOUT",
+                 with_another_secret())};
 }
 
 /// Who was not let in, as it is perhaps who is missing.
@@ -353,15 +354,6 @@ std::string Gathering::with_another_secret() {
                          " came with another secret or without one and was refused: give all processes the same "
                          "POSEIDON_SECRET or secret_file"
                    : "";
-}
-
-Status Gathering::missing_at_the_start(const std::string& slots) {
-  return {ErrorCode::timeout, "rank " + std::to_string(mine_.member.slot) + " waited " +
-                                  std::to_string(options_.timeout.count()) + " ms for rank " +
-                                  (slots.empty() ? "0" : slots) + " of " + std::to_string(options_.world_size) +
-                                  ", which never arrived; check that every rank was started with the same MASTER_ADDR, "
-                                  "MASTER_PORT and WORLD_SIZE, or raise POSEIDON_TIMEOUT" +
-                                  with_another_secret()};
 }
 
 }  // namespace poseidon

@@ -45,7 +45,6 @@ class Gathering {
   Status difference(int slot);
   std::vector<Entry> entries_of(const Roster& roster);
   Status missing();
-  Status missing_at_the_start(const std::string& slots);
   std::string with_another_secret();
 
   Store& store_;

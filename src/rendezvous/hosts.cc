@@ -45,10 +45,9 @@ Result<std::string> host_of_interface(const std::string& interface) {
   in6_addr parsed{};
   if (::inet_pton(AF_INET, interface.c_str(), &parsed) == 1 || ::inet_pton(AF_INET6, interface.c_str(), &parsed) == 1)
     return interface;
-  return Status(
-      ErrorCode::unreachable,
-      "interface '" + interface +
-          "' is neither an address nor a network device of this host that has one; choose one that `ip address` shows");
+  return Status(ErrorCode::unreachable, concat("interface '", interface,
+                                               "' is neither an address nor a network device of this host that has "
+                                               "one; choose one that `ip address` shows"));
 }
 
 /// The address that leads to master_addr.
@@ -93,7 +92,7 @@ std::string host_id() {
   const auto network = std::filesystem::read_symlink("/proc/self/ns/net", ignored);
   // A user of another user namespace is a stranger, who may share no memory, even with the same number.
   const auto users = std::filesystem::read_symlink("/proc/self/ns/user", ignored);
-  return boot_id() + " " + network.string() + " " + users.string() + " " + std::to_string(::getuid());
+  return concat(boot_id(), " ", network.string(), " ", users.string(), " ", ::getuid());
 }
 
 }  // namespace poseidon

@@ -27,13 +27,14 @@ Status check_racks(const std::vector<Member>& members) {
   for (std::size_t rank = 0; rank < members.size(); ++rank) {
     const Member& member = members[rank];
     if (member.rack.empty() != members[0].rack.empty())
-      return {ErrorCode::invalid_argument, "rank " + std::to_string(member.rack.empty() ? rank : 0) +
-                                               " has no rack and others have: give all workers one (rack), or none"};
+      return {ErrorCode::invalid_argument,
+              concat("rank ", member.rack.empty() ? rank : 0,
+                     " has no rack and others have: give all workers one (rack), or none")};
     const std::size_t first = first_on.emplace(member.host_id, rank).first->second;
     if (members[first].rack != member.rack)
-      return {ErrorCode::invalid_argument, "ranks " + std::to_string(first) + " and " + std::to_string(rank) +
-                                               " are on one machine, but in racks " + members[first].rack + " and " +
-                                               member.rack + "; give all workers of a machine the same rack"};
+      return {ErrorCode::invalid_argument,
+              concat("ranks ", first, " and ", rank, " are on one machine, but in racks ", members[first].rack, " and ",
+                     member.rack, "; give all workers of a machine the same rack")};
   }
   return {};
 }

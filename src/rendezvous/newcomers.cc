@@ -86,7 +86,7 @@ std::vector<Application> applications(Store& store, const std::string& job) {
 
 /// The results of writing do not matter: a newcomer without an answer asks again.
 void admit(Store& store, const std::string& job, const Application& one, std::uint32_t generation) {
-  (void)store.set(answer_key(job, one.slot), one.nonce + " yes " + std::to_string(generation));
+  (void)store.set(answer_key(job, one.slot), concat(one.nonce, " yes ", generation));
   (void)store.set(application_key(job, one.slot), "");
 }
 
@@ -98,8 +98,8 @@ void refuse(Store& store, const std::string& job, const Application& one, const 
 
 /// What a newcomer is told whose slot is `taken`: "lives", or why else it cannot have it.
 std::string refusal(const std::string& job, int slot, const std::string& taken) {
-  return "job '" + job + "' goes on at this address, and its rank " + std::to_string(slot) + " " + taken +
-         "; if this is another job, give it another MASTER_PORT or another name with POSEIDON_JOB";
+  return concat("job '", job, "' goes on at this address, and its rank ", slot, " ", taken,
+                "; if this is another job, give it another MASTER_PORT or another name with POSEIDON_JOB");
 }
 
 }  // namespace
@@ -156,24 +156,21 @@ Result<bool> Newcomer::apply(const Get& get, std::uint32_t& generation) {
 void Newcomer::write_application(Clock::time_point now) {
   written_at_ = now;
   const auto waited = 100 * kShareOfTimeout * (now - *applied_at_) / std::max(options_.timeout, milliseconds(1));
-  (void)store_.set(application_key(options_.job, options_.rank),
-                   nonce_ + " " + std::to_string(waited) + " " + own_name());
+  (void)store_.set(application_key(options_.job, options_.rank), concat(nonce_, " ", waited, " ", own_name()));
   (void)store_.set(applied_key(options_.job), std::to_string(options_.world_size));
 }
 
 Status Newcomer::other_run(const std::string& theirs) {
-  const std::string why = "job '" + options_.job + "' at " + options_.master_addr + ":" +
-                          std::to_string(options_.master_port) + " is another run (" + theirs +
-                          ", and this process is of " + options_.run +
-                          "), which has that address; give this run another MASTER_PORT, or end the other one";
+  const std::string why = concat("job '", options_.job, "' at ", options_.master_addr, ":", options_.master_port,
+                                 " is another run (", theirs, ", and this process is of ", options_.run,
+                                 "), which has that address; give this run another MASTER_PORT, or end the other one");
   (void)store_.set(refused_key(options_.job), own_name() + " was refused: it is of another run, " + options_.run +
                                                   "; give that run another MASTER_PORT");
   return {ErrorCode::refused, why};
 }
 
 std::string Newcomer::own_name() const {
-  return "a process on " + host_name() + ", started as rank " + std::to_string(options_.rank) + " of " +
-         std::to_string(options_.world_size) + ",";
+  return concat("a process on ", host_name(), ", started as rank ", options_.rank, " of ", options_.world_size, ",");
 }
 
 void answer_newcomers(Store& store, const std::string& job) {

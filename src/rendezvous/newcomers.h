@@ -29,10 +29,7 @@ class Newcomer {
   /// live. `generation` becomes the one that admits it.
   Result<bool> may_claim(const Get& get, std::uint32_t& generation);
   /// Whether it has asked the members and has no answer.
-  bool waits() const {
-    one_thread_.check();
-    return applied_at_.has_value();
-  }
+  bool waits() const { return one_thread_.checked(applied_at_).has_value(); }
 
  private:
   Result<bool> apply(const Get& get, std::uint32_t& generation);

@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cstddef>
 #include <optional>
-#include <string_view>
 #include <type_traits>
 
 #include "base/hexadecimal.h"
@@ -81,20 +80,18 @@ bool parse(std::string_view text, T& value) {
 
 std::string generation_key(const std::string& job) { return "poseidon/" + job + "/generation"; }
 
-std::string member_key(const std::string& job, int slot) {
-  return "poseidon/" + job + "/member/" + std::to_string(slot);
-}
+std::string member_key(const std::string& job, int slot) { return concat("poseidon/", job, "/member/", slot); }
 
 std::string roster_key(const std::string& job) { return "poseidon/" + job + "/roster"; }
 
 std::string table_key(const std::string& job) { return "poseidon/" + job + "/table"; }
 
 std::string failure_key(const std::string& job, std::uint32_t generation) {
-  return "poseidon/" + job + "/failed/" + std::to_string(generation);
+  return concat("poseidon/", job, "/failed/", generation);
 }
 
 std::string left_key(const std::string& job, std::uint32_t generation, int slot) {
-  return "poseidon/" + job + "/left/" + std::to_string(generation) + "/" + std::to_string(slot);
+  return concat("poseidon/", job, "/left/", generation, "/", slot);
 }
 
 std::string run_key(const std::string& job) { return "poseidon/" + job + "/run"; }
@@ -102,12 +99,10 @@ std::string run_key(const std::string& job) { return "poseidon/" + job + "/run";
 std::string refused_key(const std::string& job) { return "poseidon/" + job + "/refused"; }
 
 std::string application_key(const std::string& job, int slot) {
-  return "poseidon/" + job + "/application/" + std::to_string(slot);
+  return concat("poseidon/", job, "/application/", slot);
 }
 
-std::string answer_key(const std::string& job, int slot) {
-  return "poseidon/" + job + "/answer/" + std::to_string(slot);
-}
+std::string answer_key(const std::string& job, int slot) { return concat("poseidon/", job, "/answer/", slot); }
 
 std::string applied_key(const std::string& job) { return "poseidon/" + job + "/applied"; }
 
@@ -180,16 +175,13 @@ Entry parse_entry(std::string_view text) {
 Status compare(const Options& options, int slot, std::string_view text, const Facts& facts) {
   for (const auto& [key, value] : facts) {
     if (const auto theirs = value_of(text, key); theirs != value)
-      return {ErrorCode::mismatch, "ranks disagree on " + key + ": rank " + std::to_string(options.rank) + " has " +
-                                       value + ", rank " + std::to_string(slot) + " has " + std::string(theirs) +
-                                       "; give all ranks the same value"};
+      return {ErrorCode::mismatch, concat("ranks disagree on ", key, ": rank ", options.rank, " has ", value, ", rank ",
+                                          slot, " has ", theirs, "; give all ranks the same value")};
   }
   return {};
 }
 
-std::string to_text(const Failure& failure) {
-  return std::to_string(failure.slot) + " " + failure.nonce + " " + failure.why;
-}
+std::string to_text(const Failure& failure) { return concat(failure.slot, " ", failure.nonce, " ", failure.why); }
 
 Failure parse_failure(const std::string& text) {
   const std::size_t first = text.find(' ');

@@ -25,9 +25,7 @@ Result<std::unique_ptr<StoreServer>> StoreServer::listen(const tcp::SocketAddres
   FileDescriptor socket = tcp::bind_and_listen(address);
   if (!socket) return Status(ErrorCode::unreachable, errno_text(errno));
   auto server = std::make_unique<StoreServer>(std::move(socket), admission);
-  Status status;
-  server->loop_.call([&] { status = server->entrance_->start(); });
-  if (!status.ok()) return status;
+  if (Status status = server->entrance_->start(); !status.ok()) return status;
   return server;
 }
 

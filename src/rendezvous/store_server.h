@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "base/file_descriptor.h"
+#include "base/pinned.h"
 #include "poseidon/status.h"
 #include "transport/admission.h"
 #include "transport/byte_stream.h"
@@ -19,7 +20,7 @@
 namespace poseidon {
 
 /// Serves until it is destroyed. What it keeps, and what a connection may make it hold, is limited.
-class StoreServer {
+class StoreServer : private Pinned {
  public:
   static constexpr std::size_t kMostKeys = std::size_t{1} << 16;
   static constexpr std::size_t kMostStoredBytes = std::size_t{128} << 20;  // keys and values together
@@ -30,8 +31,6 @@ class StoreServer {
 
   StoreServer(FileDescriptor socket, const Admission& admission);
   ~StoreServer();
-  StoreServer(const StoreServer&) = delete;
-  StoreServer& operator=(const StoreServer&) = delete;
 
  private:
   struct Connection {

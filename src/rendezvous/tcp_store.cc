@@ -27,6 +27,7 @@
 #include "transport/byte_stream.h"
 #include "transport/connection_handshake.h"
 #include "transport/tcp/address.h"
+#include "transport/tcp/socket_option.h"
 
 namespace poseidon {
 
@@ -92,16 +93,11 @@ Result<ByteStream> dial_one(const tcp::SocketAddress& address, const Admission& 
                             Clock::time_point deadline) {
   FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return unreachable(errno);
-  int error = ::connect(socket.get(), address.get(), address.size_bytes) == 0 ? 0 : errno;
-  if (error == EINPROGRESS) {
-    socklen_t length = sizeof error;
-    if (!wait_for(socket.get(), POLLOUT, deadline)) return unreachable(ETIMEDOUT);
-    if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
-  }
-  if (error == 0 && tcp::connected_to_itself(socket.get())) error = ECONNREFUSED;
-  if (error != 0) return unreachable(error);
-  const int on = 1;
-  ::setsockopt(socket.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  const bool connected = ::connect(socket.get(), address.get(), address.size_bytes) == 0;
+  if (!connected && errno != EINPROGRESS) return unreachable(errno);
+  if (!connected && !wait_for(socket.get(), POLLOUT, deadline)) return unreachable(ETIMEDOUT);
+  if (const int error = tcp::connect_error(socket.get()); error != 0) return unreachable(error);
+  tcp::set_option(socket.get(), IPPROTO_TCP, TCP_NODELAY, 1);
   return shake_hands(std::move(socket), admission, who, deadline);
 }
 
@@ -170,9 +166,9 @@ class TcpStore final : public Store {
       if (addresses.ok() && take_over(addresses.value())) continue;
       if (!keep_waiting()) return {ErrorCode::aborted, "interrupted while connecting"};
       if (Clock::now() + kDialAgain > deadline)
-        return {ErrorCode::unreachable, "rank " + std::to_string(options_.rank) + " cannot reach " + where_ + ": " +
-                                            stream.status().message() +
-                                            "; check that rank 0 runs, MASTER_ADDR and MASTER_PORT, and firewalls"};
+        return {ErrorCode::unreachable,
+                concat("rank ", options_.rank, " cannot reach ", where_, ": ", stream.status().message(),
+                       "; check that rank 0 runs, MASTER_ADDR and MASTER_PORT, and firewalls")};
       pause_for(kDialAgain);
     }
   }

@@ -7,7 +7,7 @@
 
 namespace poseidon {
 
-std::vector<std::span<const std::byte>> chunk_payload(const Exchange& exchange, const Chunk& chunk) {
+Pieces chunk_payload(const Exchange& exchange, const Chunk& chunk) {
   const auto* group = exchange.gradient<GroupedGradients>();
   if (group == nullptr) {
     const std::span<const std::byte> data = data_of(exchange.operation);
@@ -22,7 +22,7 @@ std::vector<std::span<const std::byte>> chunk_payload(const Exchange& exchange, 
   // The footer has no offset of its own, because it follows the last member.
   std::size_t skip_bytes = chunk.offset_bytes - offsets[piece];
   if (skip_bytes >= pieces[piece].size()) skip_bytes -= pieces[piece++].size();
-  std::vector<std::span<const std::byte>> payload;
+  Pieces payload;
   for (std::size_t left_bytes = chunk.size_bytes; left_bytes > 0; ++piece) {
     invariant(piece < pieces.size(), "the pieces of a group are as long as its unit");
     const auto rest = pieces[piece].subspan(skip_bytes);
@@ -34,15 +34,14 @@ std::vector<std::span<const std::byte>> chunk_payload(const Exchange& exchange, 
   return payload;
 }
 
-void copy_pieces(const std::vector<std::span<const std::byte>>& pieces, std::byte* out) {
+void copy_pieces(const Pieces& pieces, std::byte* out) {
   for (const auto& piece : pieces) {
     std::memcpy(out, piece.data(), piece.size());
     out += piece.size();
   }
 }
 
-std::span<const std::byte> in_one_piece(Exchange& exchange, const std::vector<std::span<const std::byte>>& pieces,
-                                        const Links& links) {
+std::span<const std::byte> in_one_piece(Exchange& exchange, const Pieces& pieces, const Links& links) {
   if (pieces.size() == 1) return pieces.front();
   std::size_t size_bytes = 0;
   for (const auto& piece : pieces) size_bytes += piece.size();

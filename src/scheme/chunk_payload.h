@@ -2,7 +2,6 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
 #include "scheme/scheme.h"
 
@@ -10,13 +9,12 @@ namespace poseidon {
 
 /// Returns what the operation sends of a chunk, where it lies: in one piece, or in the pieces of a group. Empty if it
 /// sends nothing.
-std::vector<std::span<const std::byte>> chunk_payload(const Exchange& exchange, const Chunk& chunk);
+Pieces chunk_payload(const Exchange& exchange, const Chunk& chunk);
 
 /// Copies the pieces one after the other. `out` has room for all.
-void copy_pieces(const std::vector<std::span<const std::byte>>& pieces, std::byte* out);
+void copy_pieces(const Pieces& pieces, std::byte* out);
 
 /// Returns the pieces as one. Several are copied to memory that stays until the exchange ends. There is at least one.
-std::span<const std::byte> in_one_piece(Exchange& exchange, const std::vector<std::span<const std::byte>>& pieces,
-                                        const Links& links);
+std::span<const std::byte> in_one_piece(Exchange& exchange, const Pieces& pieces, const Links& links);
 
 }  // namespace poseidon

@@ -33,8 +33,8 @@ void encode_values(Exchange& exchange, const Chunk& chunk, const std::byte* valu
 
 }  // namespace
 
-std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
-                                        const std::vector<std::span<const std::byte>>& pieces, const Links& links) {
+std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk, const Pieces& pieces,
+                                        const Links& links) {
   const Unit& unit = exchange.unit();
   const std::size_t wire_bytes = unit.bytes_as(unit.wire_dtype, chunk.size_bytes);
   const std::span<std::byte> result = exchange.progress.result;

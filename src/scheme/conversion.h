@@ -6,7 +6,6 @@
 #pragma once
 
 #include <span>
-#include <vector>
 
 #include "scheme/scheme.h"
 
@@ -15,8 +14,8 @@ namespace poseidon {
 /// Converts a chunk of this worker's gradient, which is given in pieces, for sending. Where the result may overwrite
 /// the gradient, the converted numbers take the front of the gradient's own memory. Otherwise they take memory of the
 /// pool until the exchange ends.
-std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk,
-                                        const std::vector<std::span<const std::byte>>& pieces, const Links& links);
+std::span<const std::byte> encode_chunk(Exchange& exchange, const Chunk& chunk, const Pieces& pieces,
+                                        const Links& links);
 
 /// Returns where the converted result of a chunk is received: at the end of the chunk's own place in the result if the
 /// place has room for it beside what is being sent, and in memory of the pool otherwise. Here and below a result is

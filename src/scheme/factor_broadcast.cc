@@ -1,6 +1,5 @@
 // sfb: every worker sends its factors to every other worker, and every worker multiplies all of them itself (Poseidon
 // §3.2).
-#include <algorithm>
 
 #include "scheme/conversion.h"
 #include "scheme/peer_broadcast.h"
@@ -81,14 +80,12 @@ class FactorBroadcast final : public ExactBroadcast {
       terms.insert(terms.end(), part.terms.begin(), part.terms.end());
     const auto* factored = exchange.gradient<FactoredGradient>();
     const bool accumulate = factored != nullptr && factored->accumulate;
-    const std::size_t job_count = std::clamp<std::size_t>(exchange.about.rows / kMinRowsPerJob, 1,
-                                                          static_cast<std::size_t>(links.executor->thread_count()));
-    compute(exchange, links, job_count, [&exchange, accumulate, job_count, terms = std::move(terms)](std::size_t job) {
-      const std::size_t rows = exchange.about.rows;
-      kernel::factor_product(terms, exchange.progress.result.data(), exchange.unit().dtype, rows, exchange.about.cols,
-                             rows * job / job_count, rows * (job + 1) / job_count, exchange.push()->divisor,
-                             accumulate);
-    });
+    const std::size_t rows = exchange.about.rows;
+    compute_ranges(exchange, links, rows / kMinRowsPerJob, rows,
+                   [&exchange, accumulate, rows, terms = std::move(terms)](std::size_t begin, std::size_t end) {
+                     kernel::factor_product(terms, exchange.progress.result.data(), exchange.unit().dtype, rows,
+                                            exchange.about.cols, begin, end, exchange.push()->divisor, accumulate);
+                   });
   }
 };
 

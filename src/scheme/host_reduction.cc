@@ -37,7 +37,7 @@ std::size_t awaited_parts(const Exchange& exchange, const Links& links, const Ch
 }
 
 void send_to_peer(Exchange& exchange, const Links& links, std::uint32_t rank, const wire::Header& header,
-                  std::vector<std::span<const std::byte>> payload) {
+                  Pieces payload) {
   Flow* const flow = links.peers[rank][exchange.priority.priority_class];
   if (flow == nullptr) return;  // it has left, and needs nothing any more
   send_counted(exchange, links, *flow, {FlightEvent::Party::peer, links.hosts.crosses(links.rank, rank)}, header,
@@ -70,17 +70,16 @@ Status check_fit(const wire::Contribution& own, const wire::Contribution& part) 
   if (own.excluded_from_mean || part.excluded_from_mean)
     return {ErrorCode::mismatch, "a gradient is marked as late, which only stragglers=drop allows"};
   if (part.rule_digest != own.rule_digest)
-    return {ErrorCode::mismatch, "rank " + std::to_string(part.rank) + " has set another update rule than rank " +
-                                     std::to_string(own.rank) + "; " + wire::kSetSameRule};
+    return {ErrorCode::mismatch,
+            concat("rank ", part.rank, " has set another update rule than rank ", own.rank, "; ", wire::kSetSameRule)};
   if (part.divisor == own.divisor) return {};
-  return {ErrorCode::mismatch, "rank " + std::to_string(part.rank) + " divides by " + std::to_string(part.divisor) +
-                                   ", but rank " + std::to_string(own.rank) + " by " + std::to_string(own.divisor) +
-                                   "; give the same divisor on all ranks"};
+  return {ErrorCode::mismatch, concat("rank ", part.rank, " divides by ", part.divisor, ", but rank ", own.rank, " by ",
+                                      own.divisor, "; give the same divisor on all ranks")};
 }
 
 /// What is pushed for a machine, or for a rack.
 struct Together {
-  std::vector<std::span<const std::byte>> payload;  // empty if all are absent
+  Pieces payload;  // empty if all are absent
   std::uint64_t factor_count = 0;
 };
 
@@ -170,8 +169,8 @@ std::string missing(const Exchange& exchange, const Links& links) {
   for (const Chunk& chunk : exchange.unit().chunks)
     for (const std::uint32_t rank : links.hosts.rack_mates_of(links.rank))
       if (const std::string what = awaited_of(exchange, links, chunk, rank); !what.empty())
-        return what + " of chunk " + std::to_string(chunk.index) + " from rank " + std::to_string(rank) +
-               (links.hosts.share_host(rank, links.rank) ? " on this machine" : " of this rack");
+        return concat(what, " of chunk ", chunk.index, " from rank ", rank,
+                      links.hosts.share_host(rank, links.rank) ? " on this machine" : " of this rack");
   return "";
 }
 
@@ -218,8 +217,8 @@ void HostReduction::send_chunk(Exchange& exchange, const Links& links, const Chu
 Result<std::span<std::byte>> HostReduction::make_room(HostInbox& inbox, const Exchange& exchange,
                                                       const wire::Header& header, const Links& links) {
   const auto refuse = [&](const std::string& why) {
-    return Status(ErrorCode::mismatch, "the gradient of chunk " + std::to_string(header.chunk) + " from rank " +
-                                           std::to_string(header.rank) + " " + why);
+    return Status(ErrorCode::mismatch,
+                  concat("the gradient of chunk ", header.chunk, " from rank ", header.rank, " ", why));
   };
   const Unit& unit = exchange.unit();
   if (!exchange.about.by_host || header.chunk >= unit.chunks.size() ||
@@ -335,7 +334,7 @@ void HostReduction::pass_on(Exchange& exchange, const Links& links, const wire::
   const wire::Header header = body.make(about, wire::Kind::local_result);
   for (const LocalPart& part : chunks[answer.chunk].parts) {
     if (!part.arrived) continue;
-    std::vector<std::span<const std::byte>> payload;
+    Pieces payload;
     if (!values.empty() && part.push.wants_result) payload.push_back(values);
     send_to_peer(exchange, links, part.push.rank, header, std::move(payload));
   }

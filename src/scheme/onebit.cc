@@ -55,16 +55,12 @@ class OneBit final : public CompressedBroadcast {
       if (part.present) terms.push_back(part.buffer.data());
     const std::size_t element_count = exchange.about.layer->element_count;
     const std::size_t block_count = kernel::one_bit_bytes(element_count) / kernel::kOneBitBytes;
-    const std::size_t job_count = std::clamp<std::size_t>(block_count / kMinBlocksPerJob, 1,
-                                                          static_cast<std::size_t>(links.executor->thread_count()));
-    compute(exchange, links, job_count,
-            [&exchange, element_count, block_count, job_count, terms = std::move(terms)](std::size_t job) {
-              const auto begin_of = [&](std::size_t at) {
-                return std::min(element_count, block_count * at / job_count * kernel::kOneBitValues);
-              };
-              kernel::sum_one_bit(terms, begin_of(job), begin_of(job + 1), exchange.push()->divisor,
-                                  reinterpret_cast<float*>(exchange.progress.result.data()));
-            });
+    compute_ranges(exchange, links, block_count / kMinBlocksPerJob, block_count,
+                   [&exchange, element_count, terms = std::move(terms)](std::size_t begin, std::size_t end) {
+                     kernel::sum_one_bit(terms, std::min(element_count, begin * kernel::kOneBitValues),
+                                         std::min(element_count, end * kernel::kOneBitValues), exchange.push()->divisor,
+                                         reinterpret_cast<float*>(exchange.progress.result.data()));
+                   });
   }
 };
 

@@ -5,10 +5,10 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <utility>
 #include <variant>
 #include <vector>
 
+#include "base/buffer.h"
 #include "poseidon/client.h"
 #include "poseidon/dtype.h"
 #include "poseidon/update.h"
@@ -32,7 +32,7 @@ struct FactoredGradient {
 
 /// The gradients of a group's members, in the unit's layout. The last piece is the group's footer.
 struct GroupedGradients {
-  std::vector<std::span<const std::byte>> pieces;
+  Pieces pieces;
   /// Where the result goes, by member. It is set only if this worker contributed to all members and cannot be late.
   /// Otherwise it is empty, because the footer of the whole result has to be read first.
   std::vector<std::span<std::byte>> members;

@@ -198,17 +198,15 @@ Status ParameterServer::check_awaited(const Exchange& exchange, const wire::Head
     return header.kind == wire::Kind::value && wire::Value::read(header).array == array_of(exchange.operation);
   };
   if (progress.running && is_awaited() && is_expected()) return {};
-  return {ErrorCode::mismatch,
-          "an unexpected result: step " + std::to_string(header.step) + ", chunk " + std::to_string(header.chunk)};
+  return {ErrorCode::mismatch, concat("an unexpected result: step ", header.step, ", chunk ", header.chunk)};
 }
 
 Status ParameterServer::check_payload(const wire::Header& header, DType dtype, std::size_t size_bytes) {
   const Answer answer(header);
   const bool fits = header.payload_bytes == size_bytes || (answer.absent && header.payload_bytes == 0);
   if (!fits || answer.dtype != dtype)
-    return Status(ErrorCode::mismatch, "the result of chunk " + std::to_string(header.chunk) + " has " +
-                                           std::to_string(header.payload_bytes) + " bytes instead of " +
-                                           std::to_string(size_bytes));
+    return Status(ErrorCode::mismatch, concat("the result of chunk ", header.chunk, " has ", header.payload_bytes,
+                                              " bytes instead of ", size_bytes));
   return {};
 }
 
@@ -339,9 +337,8 @@ std::string ParameterServer::waiting_for(const Exchange& exchange, const Links& 
   const auto first = std::ranges::find_if(arrivals, [](auto arrival) { return arrival != ChunkArrival::received; });
   if (first == arrivals.end()) return "sending its push";
   const auto& chunk = exchange.unit().chunks[static_cast<std::size_t>(first - arrivals.begin())];
-  return "waiting for the result of chunk " + std::to_string(chunk.index) + " from server " +
-         std::to_string(chunk.server) + " (" + std::to_string(exchange.progress.awaited().missing_count) + " of " +
-         std::to_string(exchange.unit().chunks.size()) + " chunks missing)";
+  return concat("waiting for the result of chunk ", chunk.index, " from server ", chunk.server, " (",
+                exchange.progress.awaited().missing_count, " of ", exchange.unit().chunks.size(), " chunks missing)");
 }
 
 const SchemeProtocol& ps_scheme() {

@@ -44,10 +44,9 @@ void PeerBroadcast::start(Exchange& exchange, const Links& links) const {
   if (!std::holds_alternative<PeerInbox>(exchange.progress.inbox)) exchange.progress.inbox.emplace<PeerInbox>();
   PeerInbox& inbox = exchange.progress.inbox_of<PeerInbox>();
   if (inbox.kind != wire::Kind::none && inbox.kind != kind_) {
-    exchange.progress.status = {ErrorCode::mismatch, std::string("a peer has sent ") + wire::kind_name(inbox.kind) +
-                                                         " in step " + std::to_string(exchange.step) +
-                                                         ", which takes " + wire::kind_name(kind_) + " here" +
-                                                         kSameScheme};
+    exchange.progress.status = {ErrorCode::mismatch,
+                                concat("a peer has sent ", wire::kind_name(inbox.kind), " in step ", exchange.step,
+                                       ", which takes ", wire::kind_name(kind_), " here", kSameScheme)};
     return exchange.complete_if_done();
   }
   inbox.parts.resize(links.worker_count);
@@ -135,9 +134,9 @@ Result<std::span<std::byte>> PeerBroadcast::make_room(PeerInbox& inbox, const Ex
   if (!fits) return refuse("have a size or dtype that does not match their header");
   part.buffer = links.pool->try_take(header.payload_bytes);
   if (!part.buffer)
-    return Status(ErrorCode::refused, "there is no memory left for the " + what + " of rank " + rank + ", " +
-                                          std::to_string(header.payload_bytes) +
-                                          " bytes; take smaller batches, or scheme=\"ps\" for this layer");
+    return Status(ErrorCode::refused,
+                  concat("there is no memory left for the ", what, " of rank ", rank, ", ", header.payload_bytes,
+                         " bytes; take smaller batches, or scheme=\"ps\" for this layer"));
   part.accepted = true;
   return part.buffer.span();
 }
@@ -177,7 +176,7 @@ Status PeerBroadcast::receive(Exchange& exchange, const wire::Header& header, st
 void PeerBroadcast::pass_on(PeerInbox& inbox, Exchange& exchange, const wire::Header& header, const Links& links) {
   const Hosts& hosts = links.hosts;
   if (!hosts.together() || hosts.share_host(header.rank, links.rank)) return;
-  std::vector<std::span<const std::byte>> payload;
+  Pieces payload;
   if (header.payload_bytes > 0) payload.push_back(inbox.parts[header.rank].buffer.span().first(header.payload_bytes));
   for (const std::uint32_t rank : hosts.rack_mates_of(links.rank)) {
     if (rank == links.rank || hosts.source_of(rank, header.rank) != links.rank) continue;
@@ -237,6 +236,15 @@ void compute(Exchange& exchange, const Links& links, std::size_t job_count, std:
       exchange.complete_if_done();
     });
   });
+}
+
+void compute_ranges(Exchange& exchange, const Links& links, std::size_t most_jobs, std::size_t count,
+                    std::function<void(std::size_t begin, std::size_t end)> work, std::function<void()> then) {
+  const auto jobs = std::clamp<std::size_t>(most_jobs, 1, static_cast<std::size_t>(links.executor->thread_count()));
+  const auto job = [count, jobs, work = std::move(work)](std::size_t i) {
+    work(count * i / jobs, count * (i + 1) / jobs);
+  };
+  compute(exchange, links, jobs, job, std::move(then));
 }
 
 const PeerBroadcast& peer_broadcast_of(wire::Kind kind) {

@@ -27,8 +27,6 @@ class PeerBroadcast : public SchemeProtocol {
                const Links& links) const;
 
  protected:
-  using Pieces = std::vector<std::span<const std::byte>>;
-
   PeerBroadcast(const SchemeTraits& traits, wire::Kind kind) : SchemeProtocol(traits), kind_(kind) {}
 
   /// Sends this worker's part to all others, and notes that it is here. The exchange may end with it.
@@ -81,6 +79,11 @@ class CompressedBroadcast : public PeerBroadcast {
 void compute(
     Exchange& exchange, const Links& links, std::size_t job_count, std::function<void(std::size_t)> job,
     std::function<void()> then = [] {});
+
+/// As compute(), for ranges of `count` things, in at most `most_jobs` jobs and as many as there are threads.
+void compute_ranges(
+    Exchange& exchange, const Links& links, std::size_t most_jobs, std::size_t count,
+    std::function<void(std::size_t begin, std::size_t end)> work, std::function<void()> then = [] {});
 
 /// Returns the scheme whose parts travel as messages of this kind, which peers exchange.
 const PeerBroadcast& peer_broadcast_of(wire::Kind kind);

@@ -10,6 +10,7 @@
 #include "base/invariant.h"
 #include "kernel/compression.h"
 #include "poseidon/plan.h"
+#include "scheme/parameter_server.h"
 #include "scheme/peer_broadcast.h"
 #include "wire/messages/contribution.h"
 
@@ -94,10 +95,10 @@ struct State {
   float* result = nullptr;
 };
 
-class PowerSgd final : public SchemeProtocol {
+class PowerSgd final : public ParameterServer {
  public:
   PowerSgd()
-      : SchemeProtocol({
+      : ParameterServer({
             .title = "low rank",
             .summary = "Lossy: the gradient as a matrix of low rank, through the servers. The rest waits for later "
                        "steps.",
@@ -124,33 +125,20 @@ class PowerSgd final : public SchemeProtocol {
     progress.answers.emplace().chunks.assign(exchange.unit().chunks.size(), ChunkArrival::received);
     kernel::refresh(shape.rank, shape.cols, state.right);
     if (state.gradient == nullptr) return push(exchange, links);
-    const std::size_t jobs = job_count(exchange, links);
-    compute(
-        exchange, links, jobs,
-        [state, jobs](std::size_t job) {
-          kernel::multiply_right(state.shape, state.gradient, state.residual, state.right,
-                                 state.shape.rows * job / jobs, state.shape.rows * (job + 1) / jobs, state.left);
+    compute_ranges(
+        exchange, links, most_jobs(exchange), shape.rows,
+        [state](std::size_t begin, std::size_t end) {
+          kernel::multiply_right(state.shape, state.gradient, state.residual, state.right, begin, end, state.left);
         },
         [&exchange, &links] { push(exchange, links); });
   }
 
   Result<std::span<std::byte>> accept(Exchange& exchange, const wire::Header& header, bool lent,
-                                      const Links& /*links*/) const override {
-    auto& chunks = exchange.progress.awaited().chunks;
-    const bool expected = exchange.progress.running && header.kind == wire::Kind::result &&
-                          header.step == exchange.step && header.chunk < chunks.size() &&
-                          chunks[header.chunk] == ChunkArrival::awaited;
-    if (!expected)
-      return Status(ErrorCode::mismatch, "an unexpected result: step " + std::to_string(header.step) + ", chunk " +
-                                             std::to_string(header.chunk));
+                                      const Links& links) const override {
+    if (Status status = check_awaited(exchange, header, links); !status.ok()) return status;
     const std::span<std::byte> place = place_of(exchange, header.chunk);
-    const auto result = wire::StepResult::read(header);
-    const bool fits = header.payload_bytes == place.size() || (result.absent && header.payload_bytes == 0);
-    if (!fits || result.dtype != DType::float32)
-      return Status(ErrorCode::mismatch, "the result of chunk " + std::to_string(header.chunk) + " has " +
-                                             std::to_string(header.payload_bytes) + " bytes instead of " +
-                                             std::to_string(place.size()));
-    chunks[header.chunk] = ChunkArrival::accepted;
+    if (Status status = check_payload(header, DType::float32, place.size()); !status.ok()) return status;
+    exchange.progress.awaited().chunks[header.chunk] = ChunkArrival::accepted;
     return lent || header.payload_bytes == 0 ? std::span<std::byte>() : place;
   }
 
@@ -178,14 +166,13 @@ class PowerSgd final : public SchemeProtocol {
     const auto first = std::ranges::find_if(arrivals, [](auto arrival) { return arrival != ChunkArrival::received; });
     if (first == arrivals.end()) return "compressing its gradient";
     const Chunk& chunk = exchange.unit().chunks[static_cast<std::size_t>(first - arrivals.begin())];
-    return "waiting for the " + std::string(exchange.progress.round == 0 ? "left" : "right") + " vectors from server " +
-           std::to_string(chunk.server);
+    return concat("waiting for the ", exchange.progress.round == 0 ? "left" : "right", " vectors from server ",
+                  chunk.server);
   }
 
  private:
-  static std::size_t job_count(const Exchange& exchange, const Links& links) {
-    return std::clamp<std::size_t>(exchange.about.layer->element_count / kMinElementsPerJob, 1,
-                                   static_cast<std::size_t>(links.executor->thread_count()));
+  static std::size_t most_jobs(const Exchange& exchange) {
+    return exchange.about.layer->element_count / kMinElementsPerJob;
   }
 
   /// Returns where the sum that this chunk's server sends in this round is written.
@@ -212,7 +199,7 @@ class PowerSgd final : public SchemeProtocol {
     for (const Slice& slice : slices) {
       wire::Header header = body.make();
       header.chunk = slice.chunk->index;
-      std::vector<std::span<const std::byte>> payload;
+      Pieces payload;
       const std::span values(state.sent(progress.round) + slice.begin, slice.end - slice.begin);
       if (state.gradient != nullptr) payload.push_back(std::as_bytes(values));
       send_to_server(exchange, links, *slice.chunk, header, std::move(payload));
@@ -244,12 +231,10 @@ class PowerSgd final : public SchemeProtocol {
           exchange.progress.round = 1;
           if (!*finite) return spoil(exchange);
           if (state.gradient == nullptr) return push(exchange, links);
-          const std::size_t jobs = job_count(exchange, links);
-          compute(
-              exchange, links, jobs,
-              [state, jobs](std::size_t job) {
-                kernel::multiply_left(state.shape, state.gradient, state.residual, state.left,
-                                      state.shape.cols * job / jobs, state.shape.cols * (job + 1) / jobs, state.own);
+          compute_ranges(
+              exchange, links, most_jobs(exchange), state.shape.cols,
+              [state](std::size_t begin, std::size_t end) {
+                kernel::multiply_left(state.shape, state.gradient, state.residual, state.left, begin, end, state.own);
               },
               [&exchange, &links] { push(exchange, links); });
         });
@@ -269,14 +254,12 @@ class PowerSgd final : public SchemeProtocol {
     if (!std::all_of(state.total, state.total + vectors, [](float value) { return std::isfinite(value); }))
       return spoil(exchange);
     end(exchange);
-    const std::size_t jobs = job_count(exchange, links);
     const unsigned divisor = exchange.push()->divisor;
-    compute(
-        exchange, links, jobs,
-        [state, jobs, divisor](std::size_t job) {
+    compute_ranges(
+        exchange, links, most_jobs(exchange), state.shape.rows,
+        [state, divisor](std::size_t begin, std::size_t end) {
           kernel::subtract_low_rank(state.shape, state.gradient, state.residual, state.left, state.own, state.total,
-                                    state.shape.rows * job / jobs, state.shape.rows * (job + 1) / jobs, divisor,
-                                    state.result);
+                                    begin, end, divisor, state.result);
         },
         [state, vectors] { std::copy_n(state.total, vectors, state.right); });
   }

@@ -14,13 +14,14 @@
 #include <unordered_map>
 
 #include "base/clock.h"
+#include "base/pinned.h"
 #include "transport/level_queue.h"
 #include "transport/loop.h"
 
 namespace poseidon {
 
 /// Only the loop's thread uses it.
-class PushWindow {
+class PushWindow : private Pinned {
  public:
   /// Which push it is. One push of a chunk is under way at a time.
   struct Id {
@@ -42,8 +43,6 @@ class PushWindow {
   /// `loop` must outlive this object, and must not run timers any more when it ends.
   /// `limit_bytes`: how much may be pushed without a result, at least.
   PushWindow(Loop& loop, std::size_t limit_bytes);
-  PushWindow(const PushWindow&) = delete;
-  PushWindow& operator=(const PushWindow&) = delete;
 
   /// Sends a push now, or when results have made room for it. Of those that wait, the most urgent goes first (`level`,
   /// wire::Header). Only pushes that are as urgent or more fill the window for it: another worker may wait for this one

@@ -2,7 +2,6 @@
 
 #include <array>
 
-#include "base/invariant.h"
 #include "scheme/host_reduction.h"
 
 namespace poseidon {
@@ -72,7 +71,7 @@ wire::Contribution contribution_of(const Exchange& exchange, const Links& links,
 }
 
 void send_counted(Exchange& exchange, const Links& links, Flow& flow, Receiving to, const wire::Header& header,
-                  std::vector<std::span<const std::byte>> payload) {
+                  Pieces payload) {
   FlightEvent event;
   event.kind = FlightEvent::Kind::sent;
   event.what = wire::kind_name(header.kind);
@@ -94,8 +93,8 @@ void send_counted(Exchange& exchange, const Links& links, Flow& flow, Receiving 
 }
 
 void send_to_server(Exchange& exchange, const Links& links, const Chunk& chunk, const wire::Header& header,
-                    std::vector<std::span<const std::byte>> payload) {
-  const auto send = [&exchange, &links, &chunk, header](std::vector<std::span<const std::byte>> pieces) {
+                    Pieces payload) {
+  const auto send = [&exchange, &links, &chunk, header](Pieces pieces) {
     Flow& flow = links.flow_of(chunk, exchange.priority.priority_class);
     send_counted(exchange, links, flow, {FlightEvent::Party::server, !links.is_local(chunk)}, header,
                  std::move(pieces));
@@ -117,9 +116,9 @@ void send_to_server(Exchange& exchange, const Links& links, const Chunk& chunk, 
                });
 }
 
-std::vector<std::span<const std::byte>> factor_pieces(const ExchangeUnit& about, const FactoredGradient& factored) {
+Pieces factor_pieces(const ExchangeUnit& about, const FactoredGradient& factored) {
   const std::size_t element_bytes = dtype_bytes(factored.dtype);
-  std::vector<std::span<const std::byte>> pieces;
+  Pieces pieces;
   for (const auto& rows : factored.rows)
     if (rows.count > 0) pieces.emplace_back(rows.left, rows.count * about.rows * element_bytes);
   for (const auto& rows : factored.rows)

@@ -119,13 +119,13 @@ struct Receiving {
 
 /// Sends a part of the worker's memory. It keeps the exchange's counts of pending sends and of bytes.
 void send_counted(Exchange& exchange, const Links& links, Flow& flow, Receiving to, const wire::Header& header,
-                  std::vector<std::span<const std::byte>> payload);
+                  Pieces payload);
 /// Does the same to the server that owns the chunk, when the server's window has room for it. The exchange counts it as
 /// pending from now on.
 void send_to_server(Exchange& exchange, const Links& links, const Chunk& chunk, const wire::Header& header,
-                    std::vector<std::span<const std::byte>> payload);
+                    Pieces payload);
 
 /// The pieces of the factors' payload: all left rows, then all right rows.
-std::vector<std::span<const std::byte>> factor_pieces(const ExchangeUnit& about, const FactoredGradient& factored);
+Pieces factor_pieces(const ExchangeUnit& about, const FactoredGradient& factored);
 
 }  // namespace poseidon

@@ -10,8 +10,6 @@ namespace poseidon {
 
 namespace {
 
-using Pieces = std::vector<std::span<const std::byte>>;
-
 /// Each worker sends each server its part of the long factor and all of the short one, and gets the server's block.
 SchemeCost sharded_factors_cost(std::size_t rows, std::size_t cols, double factor_count, const Cluster& cluster) {
   const auto length = static_cast<double>(std::max(rows, cols));

@@ -1,13 +1,12 @@
 // topk: every worker sends the elements of largest magnitude to every other worker, and every worker adds all of them
 // up itself (docs/lossy.md).
-#include "wire/messages/topk.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "kernel/compression.h"
 #include "poseidon/plan.h"
 #include "scheme/peer_broadcast.h"
+#include "wire/messages/rows.h"
 
 namespace poseidon {
 
@@ -67,14 +66,11 @@ class TopK final : public CompressedBroadcast {
     for (const Part& part : exchange.progress.inbox_of<PeerInbox>().parts)
       if (part.present) terms.push_back(part.rows);
     const std::size_t element_count = exchange.about.layer->element_count;
-    const std::size_t job_count = std::clamp<std::size_t>(element_count / kMinElementsPerJob, 1,
-                                                          static_cast<std::size_t>(links.executor->thread_count()));
-    compute(exchange, links, job_count,
-            [&exchange, element_count, job_count, terms = std::move(terms)](std::size_t job) {
-              auto* const out = reinterpret_cast<float*>(exchange.progress.result.data());
-              kernel::sum_sparse(terms, element_count * job / job_count, element_count * (job + 1) / job_count,
-                                 exchange.push()->divisor, out);
-            });
+    compute_ranges(exchange, links, element_count / kMinElementsPerJob, element_count,
+                   [&exchange, terms = std::move(terms)](std::size_t begin, std::size_t end) {
+                     auto* const out = reinterpret_cast<float*>(exchange.progress.result.data());
+                     kernel::sum_sparse(terms, begin, end, exchange.push()->divisor, out);
+                   });
   }
 };
 

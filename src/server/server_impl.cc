@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
-#include <utility>
 
 #include "base/thread.h"
 #include "server/baselines/wide_aggregation.h"
@@ -24,7 +23,7 @@ std::string core_address(const std::string& first, std::size_t core) {
   int port = 0;
   if (colon == std::string::npos ||
       std::from_chars(first.data() + colon + 1, first.data() + first.size(), port).ptr != first.data() + first.size())
-    return first + "/" + std::to_string(core);
+    return concat(first, "/", core);
   return first.substr(0, colon + 1) + std::to_string(port + static_cast<int>(core));
 }
 
@@ -42,7 +41,7 @@ ServerImpl::ServerImpl(const Options& options, std::vector<std::shared_ptr<Loop>
     wide_ = std::make_unique<WideAggregation>(std::max(1, options.server_cores));
   if (loops.empty()) {
     for (std::size_t core = 0; core < wanted_cores(options); ++core)
-      loops.push_back(std::make_shared<Loop>("psd-server-" + std::to_string(core)));
+      loops.push_back(std::make_shared<Loop>(concat("psd-server-", core)));
   }
   if (options.world_size == 0 && !options.flight_record.empty())
     records_ =
@@ -141,14 +140,10 @@ std::vector<LateRank> ServerImpl::late_ranks() {
   return ranks;
 }
 
-std::pair<std::uint64_t, std::uint64_t> ServerImpl::traffic() {
-  std::pair<std::uint64_t, std::uint64_t> bytes;
-  for (auto& core : cores_) {
-    const auto [sent, received] = core->traffic();
-    bytes.first += sent;
-    bytes.second += received;
-  }
-  return bytes;
+TrafficStats ServerImpl::traffic() {
+  TrafficStats stats;
+  for (auto& core : cores_) stats += core->traffic();
+  return stats;
 }
 
 }  // namespace poseidon

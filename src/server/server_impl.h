@@ -69,9 +69,9 @@ class ServerImpl final : public Server {
   /// so they are lower bounds. Any thread but the cores' may call it (ServerCore checks it).
   std::vector<LateRank> late_ranks();
 
-  /// Returns the network bytes of all flows so far: sent, received. Any thread but the cores' may call it (ServerCore
+  /// Returns the network bytes of all flows so far. Any thread but the cores' may call it (ServerCore
   /// checks it).
-  std::pair<std::uint64_t, std::uint64_t> traffic();
+  TrafficStats traffic();
 
  private:
   std::size_t secret_of(const JobName& job) const;

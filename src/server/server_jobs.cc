@@ -64,7 +64,9 @@ ServerReport ServerImpl::report() {
     report.jobs.push_back(std::move(job));
   }
   std::ranges::sort(report.jobs, {}, [](const JobReport& job) { return std::tie(job.secret, job.name); });
-  std::tie(report.bytes_sent, report.bytes_received) = traffic();
+  const TrafficStats bytes = traffic();
+  report.bytes_sent = bytes.bytes_sent;
+  report.bytes_received = bytes.bytes_received;
   report.memory_bytes = tenants_->server_memory().used_bytes();
   report.memory_limit_bytes = tenants_->server_memory().limit_bytes();
   return report;

@@ -23,15 +23,11 @@ class ConnectAttempts {
   }
 
   /// The index of the candidate whose turn it is.
-  std::size_t candidate() const {
-    one_thread_.check();
-    return candidate_;
-  }
+  std::size_t candidate() const { return one_thread_.checked(candidate_); }
 
   /// Returns when to give up a try that begins now and may take `longest`.
   Clock::time_point limit(Clock::duration longest) const {
-    one_thread_.check();
-    return std::min(deadline_, Clock::now() + longest);
+    return std::min(one_thread_.checked(deadline_), Clock::now() + longest);
   }
 
   /// The candidate has failed, and the next one's turn comes. Returns when to try it; nullopt after the deadline.

@@ -22,29 +22,14 @@ class ConnectionHandshake {
   /// `over`, state() has the result.
   HandshakeStep advance(int socket);
 
-  wire::Handshake::State state() const {
-    one_thread_.check();
-    return proof_.state();
-  }
-  bool names_other_secret() const {
-    one_thread_.check();
-    return proof_.names_other_secret();
-  }
+  wire::Handshake::State state() const { return one_thread_.checked(proof_).state(); }
+  bool names_other_secret() const { return one_thread_.checked(proof_).names_other_secret(); }
   /// wire::Handshake::key_name.
-  const std::string& key_name() const {
-    one_thread_.check();
-    return proof_.key_name();
-  }
+  const std::string& key_name() const { return one_thread_.checked(proof_).key_name(); }
   /// Why the handshake has failed.
-  const std::string& failure() const {
-    one_thread_.check();
-    return failure_;
-  }
+  const std::string& failure() const { return one_thread_.checked(failure_); }
   /// The session, once the handshake is over and done. Null if the connection is not encrypted.
-  std::unique_ptr<TlsSession> take_tls() {
-    one_thread_.check();
-    return std::move(tls_);
-  }
+  std::unique_ptr<TlsSession> take_tls() { return std::move(one_thread_.checked(tls_)); }
 
  private:
   HandshakeStep failed(std::string why);

@@ -42,8 +42,7 @@ Entrance::~Entrance() {
 }
 
 Status Entrance::start() {
-  loop_.check_thread();
-  return loop_.watch(socket_.get(), EPOLLIN, [this](std::uint32_t) { accept_some(); });
+  return loop_.call([this] { return loop_.watch(socket_.get(), EPOLLIN, [this](std::uint32_t) { accept_some(); }); });
 }
 
 void Entrance::accept_some() {

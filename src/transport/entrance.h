@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/file_descriptor.h"
+#include "base/pinned.h"
 #include "transport/admission.h"
 #include "transport/connection_handshake.h"
 #include "transport/loop.h"
@@ -29,7 +30,7 @@ auto pending_to_close(std::list<Connection>& pending, const std::string& source,
 
 /// Pending connections are bounded, so that a flood of them takes the loop little time and memory (pending_to_close).
 /// None stays longer than Admission::patience.
-class Entrance {
+class Entrance : private Pinned {
  public:
   /// Called when the peer has proved the secret. The callee takes the socket and what the handshake holds.
   using OnEnter = std::function<void(FileDescriptor socket, ConnectionHandshake& handshake)>;
@@ -40,14 +41,13 @@ class Entrance {
   /// `socket` must listen and be nonblocking. Any thread may call it.
   Entrance(Loop& loop, FileDescriptor socket, wire::Purpose purpose, Admission admission, SourceOf source_of,
            OnEnter on_enter);
-  /// Only the loop's thread may call this and `start`.
+  /// Only the loop's thread may call this.
   ~Entrance();
-  Entrance(const Entrance&) = delete;
-  Entrance& operator=(const Entrance&) = delete;
 
   /// Sets what is called, on the loop, when a process of this version has named another secret. Call it before `start`.
   void on_other_secret(std::function<void(int socket)> call) { on_other_secret_ = std::move(call); }
 
+  /// Begins to accept. Any thread.
   Status start();
 
  private:

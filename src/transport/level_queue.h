@@ -27,10 +27,7 @@ class LevelQueue {
     tails_.fill(kNone);
   }
 
-  bool empty() const {
-    one_thread_.check();
-    return words_ == 0;
-  }
+  bool empty() const { return one_thread_.checked(words_) == 0; }
 
   /// Appends a value to its level, which must be below wire::kPriorityLevels.
   void push(std::uint16_t level, T value) {

@@ -13,7 +13,6 @@
 #include <map>
 #include <mutex>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "base/file_descriptor.h"
@@ -226,7 +225,7 @@ void Loop::post(std::function<void()> task) {
   if (state_->asleep.load() && state_->asleep.exchange(false)) state_->wake_up();
 }
 
-void Loop::call(const std::function<void()>& task) {
+void Loop::run(const std::function<void()>& task) {
   if (in_loop_thread()) return task();
   const Completion ran = Completion::make();
   post([&task, ran] {
@@ -257,7 +256,7 @@ Status Loop::watch(int fd, std::uint32_t events, std::function<void(std::uint32_
   event.events = events;
   event.data.u64 = std::uint64_t{generation} << 32 | static_cast<std::uint32_t>(fd);
   if (::epoll_ctl(state_->epoll.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    return {ErrorCode::invalid_argument, "cannot watch descriptor " + std::to_string(fd) + ": " + errno_text(errno)};
+    return {ErrorCode::invalid_argument, concat("cannot watch descriptor ", fd, ": ", errno_text(errno))};
   }
   state_->watches[fd] = std::make_shared<State::Watch>(State::Watch{generation, std::move(handler)});
   return {};
@@ -267,13 +266,13 @@ Status Loop::rewatch(int fd, std::uint32_t events) {
   check_thread();
   const auto it = state_->watches.find(fd);
   if (it == state_->watches.end()) {
-    return {ErrorCode::invalid_argument, "descriptor " + std::to_string(fd) + " is not watched"};
+    return {ErrorCode::invalid_argument, concat("descriptor ", fd, " is not watched")};
   }
   epoll_event event{};
   event.events = events;
   event.data.u64 = std::uint64_t{it->second->generation} << 32 | static_cast<std::uint32_t>(fd);
   if (::epoll_ctl(state_->epoll.get(), EPOLL_CTL_MOD, fd, &event) != 0) {
-    return {ErrorCode::invalid_argument, "cannot watch descriptor " + std::to_string(fd) + ": " + errno_text(errno)};
+    return {ErrorCode::invalid_argument, concat("cannot watch descriptor ", fd, ": ", errno_text(errno))};
   }
   return {};
 }

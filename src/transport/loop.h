@@ -5,20 +5,22 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <type_traits>
+#include <utility>
 
 #include "base/clock.h"
+#include "base/pinned.h"
 #include "poseidon/status.h"
 
 namespace poseidon {
 
-class Loop {
+class Loop : private Pinned {
  public:
   /// Starts the thread. `name` shows in `top -H` and debuggers (15 characters count).
   explicit Loop(const std::string& name);
   ~Loop();
-  Loop(const Loop&) = delete;
-  Loop& operator=(const Loop&) = delete;
 
   /// Runs the tasks that were posted so far, and those that they post. Then it drops watches and timers, and ends the
   /// thread. If several owners share a loop, the one that is destroyed first stops it, after all have shut down.
@@ -27,19 +29,38 @@ class Loop {
 
   /// Runs `task` on the loop's thread, in the order of posting. Any thread; never blocks.
   void post(std::function<void()> task);
-  /// Runs `task` on the loop's thread and returns when it has run. Any thread, including the loop's.
-  void call(const std::function<void()>& task);
+  /// Runs `task` on the loop's thread and returns what it returns. Any thread, including the loop's.
+  template <typename Task>
+  auto call(Task&& task) {
+    if constexpr (std::is_void_v<std::invoke_result_t<Task&>>) {
+      run(task);
+    } else {
+      std::optional<std::invoke_result_t<Task&>> value;
+      run([&] { value.emplace(task()); });
+      return std::move(*value);
+    }
+  }
   bool in_loop_thread() const;
 
   /// Abort if the wrong thread calls them, in builds with checks (base/one_thread.h). The first is for what belongs to
   /// the loop's thread. When the loop has been stopped, that belongs to the thread that uses it next. The other is for
-  /// what waits for the loop's thread.
+  /// what waits for the loop's thread. `checked` checks like the first, and then hands out a member of what belongs to
+  /// the loop's thread.
 #ifdef POSEIDON_CHECKS
   void check_thread(const char* file = __builtin_FILE(), int line = __builtin_LINE()) const;
   void check_other_thread(const char* file = __builtin_FILE(), int line = __builtin_LINE()) const;
+  template <typename Member>
+  Member& checked(Member& member, const char* file = __builtin_FILE(), int line = __builtin_LINE()) const {
+    check_thread(file, line);
+    return member;
+  }
 #else
   void check_thread() const {}
   void check_other_thread() const {}
+  template <typename Member>
+  Member& checked(Member& member) const {
+    return member;
+  }
 #endif
 
   // Only the loop's thread may call the following.
@@ -60,6 +81,9 @@ class Loop {
   void cancel(TimerId timer);
 
  private:
+  /// Runs `task` on the loop's thread and returns when it has run.
+  void run(const std::function<void()>& task);
+
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -12,8 +12,8 @@
 #include <span>
 #include <string>
 #include <utility>
-#include <vector>
 
+#include "base/buffer.h"
 #include "poseidon/status.h"
 #include "transport/loop.h"
 #include "wire/header.h"
@@ -76,6 +76,9 @@ class Receiver {
 /// without further calls.
 class Flow {
  public:
+  /// Called on the loop when a message has been sent, or cannot be sent any more.
+  using Done = std::function<void(const Status&)>;
+
   virtual ~Flow() = default;
 
   /// Sets the receiver. Must be called once. Messages wait until then.
@@ -84,8 +87,7 @@ class Flow {
   /// Sends one message: `header` (payload_bytes is filled in) and the pieces of its payload, one after the other,
   /// directly from the caller's memory. `done` runs once, on the loop, when that memory is free again. Its status is ok
   /// if the transport has taken the bytes, and the flow's error otherwise.
-  virtual void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
-                    std::function<void(const Status&)> done) = 0;
+  virtual void send(wire::Header header, Pieces payload, Done done) = 0;
 
   /// Sends what is queued, for at most `linger`, and closes the flow. The receiver gets on_closed(ok), and no further
   /// messages. With a linger, a TCP flow ends when the peer has closed its side, too, or when the linger is over. A
@@ -104,8 +106,8 @@ class Flow {
   virtual const std::string& peer_name() const = 0;
 
   /// Bytes sent and received over a network, headers included. 0 for flows inside the process.
-  virtual std::uint64_t bytes_sent() const = 0;
-  virtual std::uint64_t bytes_received() const = 0;
+  virtual std::uint64_t bytes_sent() const { return 0; }
+  virtual std::uint64_t bytes_received() const { return 0; }
   /// The part of bytes_sent() that is known to have reached the peer's host. It shows whether the peer still takes
   /// anything.
   virtual std::uint64_t bytes_delivered() const { return bytes_sent(); }
@@ -160,6 +162,14 @@ class Flow {
   void* context_ = nullptr;
 };
 
+using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
+using OnConnect = std::function<void(Result<std::shared_ptr<Flow>>)>;
+
+/// Calls `done` on the loop for an address that has no meaning.
+inline void cannot_connect(Loop& loop, OnConnect done, const Status& why) {
+  loop.post([done = std::move(done), status = why.with_context("cannot connect")] { done(status); });
+}
+
 /// A bound address that accepts flows.
 class Listener {
  public:
@@ -176,15 +186,13 @@ class Transport {
   /// destroy the listener on any thread but the loop's (TcpListener, ShmListener, InprocListener, UcxListener and
   /// SpreadListener check it); this blocks until the loop no longer uses it. Any thread.
   /// ErrorCode::unreachable: the address cannot be bound; the message names it and the reason.
-  virtual Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
-                                                   std::function<void(std::shared_ptr<Flow>)> on_accept) = 0;
+  virtual Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, OnAccept on_accept) = 0;
 
   /// Connects to `address`. `done` runs once on `loop`. While the other side refuses, because it may not be up yet, it
   /// tries again until the deadline. Any thread. ErrorCode::unreachable, after the deadline, names the address.
   /// ErrorCode::refused, at once: the other side does not know the secret. ErrorCode::mismatch, at once: it is no
   /// Poseidon process of this version.
-  virtual void connect(Loop& loop, const std::string& address, Clock::time_point deadline,
-                       std::function<void(Result<std::shared_ptr<Flow>>)> done) = 0;
+  virtual void connect(Loop& loop, const std::string& address, Clock::time_point deadline, OnConnect done) = 0;
 };
 
 }  // namespace poseidon

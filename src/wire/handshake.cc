@@ -67,9 +67,9 @@ Result<Credentials> Credentials::from_text(std::string_view secrets) {
     secrets.remove_prefix(std::min(end + 1, secrets.size()));
     if (secret.empty()) continue;
     if (secret.size() < kShortestSecretBytes)
-      return Status(ErrorCode::invalid_argument, "a secret of " + std::to_string(secret.size()) +
-                                                     " bytes can be guessed: use at least " +
-                                                     std::to_string(kShortestSecretBytes) + ", at random");
+      return Status(ErrorCode::invalid_argument,
+                    concat("a secret of ", secret.size(), " bytes can be guessed: use at least ", kShortestSecretBytes,
+                           ", at random"));
     keys.push_back(key_of(secret));
   }
   return keys.empty() ? Credentials() : Credentials(std::move(keys));

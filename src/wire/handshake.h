@@ -93,15 +93,11 @@ class Handshake {
   Handshake(Role role, Purpose purpose, Credentials credentials, const Nonce& nonce,
             Encryption encryption = Encryption::none);
 
-  State state() const {
-    one_thread_.check();
-    return state_;
-  }
+  State state() const { return one_thread_.checked(state_); }
   /// Returns the most bytes that receive() takes now. They never include a byte of what follows the handshake. Returns
   /// 0 when the handshake is over.
   std::size_t wanted_bytes() const {
-    one_thread_.check();
-    return state_ == State::running ? expected_bytes_ - in_bytes_ : 0;
+    return one_thread_.checked(state_) == State::running ? expected_bytes_ - in_bytes_ : 0;
   }
   void receive(std::span<const std::byte> bytes);
   /// Returns what to send now. Each part is returned once and is valid until the next receive().
@@ -111,8 +107,7 @@ class Handshake {
   const std::string& key_name() const;
   /// Whether the connector has named a secret that is not known here. Its proof can only be invalid, if it comes.
   bool names_other_secret() const {
-    one_thread_.check();
-    return role_ == Role::acceptor && !prefix_expected_ && key_ == nullptr;
+    return one_thread_.checked(role_) == Role::acceptor && !prefix_expected_ && key_ == nullptr;
   }
   /// Returns the key of this connection's TLS session, once the handshake is done. Nobody can compute it without the
   /// secret.

@@ -1,6 +1,5 @@
 #include "wire/header.h"
 
-#include <array>
 #include <bit>
 #include <cstring>
 #include <string>
@@ -72,14 +71,14 @@ bool is_valid(std::span<const std::byte, kHeaderBytes> in) {
 [[gnu::cold]] Status error_of(std::span<const std::byte, kHeaderBytes> in) {
   if (take<std::uint32_t>(in, kMagicAt) != kMagic) return bad("wrong magic number");
   if (const auto version = take<std::uint8_t>(in, kVersionAt); version != kVersion)
-    return bad("wire format version " + std::to_string(version) + ", this process uses " + std::to_string(kVersion) +
-               "; install the same poseidon-dl on every machine");
+    return bad(concat("wire format version ", version, ", this process uses ", kVersion,
+                      "; install the same poseidon-dl on every machine"));
   const auto kind = take<std::uint8_t>(in, kKindAt);
-  if (kind == 0 || kind >= kKinds.size()) return bad("unknown kind " + std::to_string(kind));
+  if (kind == 0 || kind >= kKinds.size()) return bad(concat("unknown kind ", kind));
   if (const auto priority = take<std::uint16_t>(in, kPriorityAt); priority >= kPriorityLevels)
-    return bad("priority " + std::to_string(priority));
+    return bad(concat("priority ", priority));
   if (const auto payload_bytes = take<std::uint64_t>(in, kPayloadBytesAt); payload_bytes > kMaxPayloadBytes)
-    return bad("payload of " + std::to_string(payload_bytes) + " bytes is over the limit");
+    return bad(concat("payload of ", payload_bytes, " bytes is over the limit"));
   const BodyShape& shape = shape_of(static_cast<Kind>(kind));
   const auto body = in.last<kBodyBytes>();
   const auto dtype = static_cast<DType>(body[kDTypeAt]);

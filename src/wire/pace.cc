@@ -1,7 +1,6 @@
 #include "wire/pace.h"
 
 #include <bit>
-#include <cmath>
 #include <string>
 
 namespace poseidon::wire {
@@ -26,16 +25,15 @@ Result<Pace> pace_of(const Options& options) {
   const bool drops = pace.stragglers == Stragglers::drop;
   if (drops) {
     if (options.straggler_steps < 1 || options.straggler_steps > static_cast<int>(kMostStragglerSteps))
-      return invalid("straggler_steps is " + std::to_string(options.straggler_steps) + ": it must be from 1 to " +
-                     std::to_string(kMostStragglerSteps));
+      return invalid(
+          concat("straggler_steps is ", options.straggler_steps, ": it must be from 1 to ", kMostStragglerSteps));
     pace.bound = static_cast<std::uint32_t>(options.straggler_steps);
     pace.factor = static_cast<float>(options.straggler_factor);
     if (!is_factor(pace.factor)) return invalid("straggler_factor must be from 0 to a million");
   }
   if (pace.consistency == Consistency::ssp) {
     if (options.staleness < 0 || options.staleness > static_cast<int>(kMostStaleness))
-      return invalid("staleness is " + std::to_string(options.staleness) + ": it must be from 0 to " +
-                     std::to_string(kMostStaleness));
+      return invalid(concat("staleness is ", options.staleness, ": it must be from 0 to ", kMostStaleness));
     pace.bound = static_cast<std::uint32_t>(options.staleness);
   }
   return pace;

@@ -56,7 +56,7 @@ std::uint32_t digest_of(const UpdateRule& rule) {
 }
 
 Result<UpdateRule> decode_update_rule(std::span<const std::byte> bytes) {
-  if (bytes.size() != kUpdateRuleBytes) return bad_rule("has " + std::to_string(bytes.size()) + " bytes");
+  if (bytes.size() != kUpdateRuleBytes) return bad_rule(concat("has ", bytes.size(), " bytes"));
   const std::string name = name_at(bytes, kNameAt, kMaxUpdateNameBytes);
   UpdateRule rule;
   if (!name.empty() && (rule.kind = find_update_rule(name)) == nullptr)

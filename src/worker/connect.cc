@@ -1,6 +1,5 @@
 // Client::connect: the checks of a worker's options, and its transports and store.
 #include <memory>
-#include <string>
 #include <utility>
 
 #include "poseidon/features.h"
@@ -15,19 +14,17 @@ namespace {
 
 Status check(const Options& options) {
   if (options.world_size < 1 || options.rank < 0 || options.rank >= options.world_size)
-    return {ErrorCode::invalid_argument, "rank " + std::to_string(options.rank) + " of " +
-                                             std::to_string(options.world_size) +
-                                             " does not exist; RANK must be from 0 to WORLD_SIZE - 1"};
+    return {ErrorCode::invalid_argument, concat("rank ", options.rank, " of ", options.world_size,
+                                                " does not exist; RANK must be from 0 to WORLD_SIZE - 1")};
   if (!wire::is_job_name(options.job))
-    return {ErrorCode::invalid_argument, "the name of a job must be 1 to " + std::to_string(wire::kMaxJobNameBytes) +
-                                             " bytes of UTF-8 without control characters"};
+    return {ErrorCode::invalid_argument, concat("the name of a job must be 1 to ", wire::kMaxJobNameBytes,
+                                                " bytes of UTF-8 without control characters")};
   if (Status status = FeatureSet(options).check(); !status.ok()) return status;
   if (const auto pace = wire::pace_of(options); !pace.ok()) return pace.status();
   const bool shrinks = options.on_failure == OnFailure::shrink;
   if (shrinks && (options.min_workers < 1 || options.min_workers > options.world_size))
-    return {ErrorCode::invalid_argument, "min_workers is " + std::to_string(options.min_workers) +
-                                             ": it must be from 1 to the number of workers, " +
-                                             std::to_string(options.world_size)};
+    return {ErrorCode::invalid_argument, concat("min_workers is ", options.min_workers,
+                                                ": it must be from 1 to the number of workers, ", options.world_size)};
   return {};
 }
 

@@ -52,9 +52,9 @@ Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint
   auto server = std::make_unique<ServerImpl>(any_job);
   server->name_secrets(admission.value().credentials.names());
   if (port != 0 && port + server->core_count() - 1 > UINT16_MAX)
-    return Status(ErrorCode::invalid_argument, "a server of " + std::to_string(server->core_count()) +
-                                                   " cores takes as many ports from " + std::to_string(port) +
-                                                   " on, which is past 65535; choose a lower port");
+    return Status(ErrorCode::invalid_argument,
+                  concat("a server of ", server->core_count(), " cores takes as many ports from ", port,
+                         " on, which is past 65535; choose a lower port"));
   std::vector<std::string> addresses;
   for (std::size_t core = 0; core < server->core_count(); ++core) {
     const std::size_t own_port = port == 0 ? 0 : port + core;
@@ -62,9 +62,8 @@ Result<std::unique_ptr<Server>> Server::listen(const Options& options, std::uint
   }
   if (Status status = server->listen(make_server_transport(options, admission.value()), addresses); !status.ok()) {
     if (status.code() != ErrorCode::unreachable || port == 0 || server->core_count() == 1) return status;
-    return Status(status.code(), status.message() + "; a server of " + std::to_string(server->core_count()) +
-                                     " cores takes all ports from " + std::to_string(port) + " to " +
-                                     std::to_string(port + server->core_count() - 1));
+    return Status(status.code(), concat(status.message(), "; a server of ", server->core_count(),
+                                        " cores takes all ports from ", port, " to ", port + server->core_count() - 1));
   }
   return std::unique_ptr<Server>(std::move(server));
 }

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdint>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -44,9 +43,7 @@ class GenerationParts final : public WorkerParts {
   std::vector<LateRank> late_ranks() const override {
     return server_ ? server_->late_ranks() : std::vector<LateRank>();
   }
-  std::pair<std::uint64_t, std::uint64_t> server_traffic() const override {
-    return server_ ? server_->traffic() : std::pair<std::uint64_t, std::uint64_t>();
-  }
+  TrafficStats server_traffic() const override { return server_ ? server_->traffic() : TrafficStats(); }
   void serve_on(const std::function<bool()>& keep_serving) override {
     if (server_) server_->serve_on(keep_serving);
   }

@@ -207,9 +207,8 @@ class JobJoin {
     const bool near = other.host_id == membership_->members[static_cast<std::size_t>(options_.rank)].host_id;
     if (transports_->shm && near && !other.peer_shm_address.empty()) return true;
     if (options_.transport != Medium::shm || rank == options_.rank) return false;
-    return Status(ErrorCode::unreachable, "transport=shm, but rank " + std::to_string(rank) +
-                                              " shares no memory with rank " + std::to_string(options_.rank) +
-                                              "; use transport=auto");
+    return Status(ErrorCode::unreachable, concat("transport=shm, but rank ", rank, " shares no memory with rank ",
+                                                 options_.rank, "; use transport=auto"));
   }
 
   /// What the members together rule out. Every rank finds the same, before it connects to another.
@@ -226,8 +225,7 @@ class JobJoin {
   /// Rank 0, which may serve the store, leaves when the others have seen there what it has seen, or do not come.
   void wait_until_all_know() const {
     const auto key = [this](int rank) {
-      return "poseidon/" + options_.job + "/ruled_out/" + std::to_string(options_.generation) + "/" +
-             std::to_string(rank);
+      return concat("poseidon/", options_.job, "/ruled_out/", options_.generation, "/", rank);
     };
     if (options_.rank != 0) return static_cast<void>(store_->set(key(options_.rank), "yes"));
     for (int rank = 1; rank < options_.world_size; ++rank)

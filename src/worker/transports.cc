@@ -2,9 +2,7 @@
 #include "worker/transports.h"
 
 #include <algorithm>
-#include <utility>
 
-#include "transport/admission.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/spread/spread_transport.h"
 #include "transport/tcp/tcp_transport.h"
@@ -44,7 +42,7 @@ Status check_transport(const Options& options) {
   const MediumRow& row = row_of(options.transport);
   if (options.worker_cores > 0 && !row.may_spread)
     return {ErrorCode::invalid_argument,
-            "worker_cores is " + std::to_string(options.worker_cores) + ", which is for TCP: leave it at 0 for ucx"};
+            concat("worker_cores is ", options.worker_cores, ", which is for TCP: leave it at 0 for ucx")};
   return row.check == nullptr ? Status() : row.check(options);
 }
 

@@ -12,13 +12,11 @@
 #include "wire/messages/contribution.h"
 #include "wire/messages/ending.h"
 #include "wire/messages/hello.h"
-#include "wire/messages/hold.h"
 #include "wire/messages/life.h"
-#include "wire/messages/rate.h"
 #include "wire/messages/rows.h"
 #include "wire/messages/rule.h"
+#include "wire/messages/sending.h"
 #include "wire/messages/stored.h"
-#include "wire/messages/topk.h"
 #include "wire/messages/units.h"
 
 using namespace poseidon;

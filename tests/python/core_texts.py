@@ -1,7 +1,7 @@
 """The texts of errors in the C++ core, put together from its sources as the core does.
 
-That takes the pieces of a sum, the values of variables, and what functions add to what their callers give. {} stands
-for what is known only at run time.
+That takes the pieces of a sum or of concat(), the values of variables, and what functions add to what their callers
+give. {} stands for what is known only at run time.
 """
 
 from __future__ import annotations
@@ -116,11 +116,19 @@ class Source:
         if ways:
             first, *others = self.split(asked[1] + 1, end, ":")
             return [*self.texts(*first), *(self.texts(others[0][0], end) if others else [])]
+        if self.tokens[start : start + 2] == ["concat", "("] and self.partner[start + 1] == end - 1:
+            return _joined(self._part(*one) for one in self.split(start + 2, end - 1, ","))
         if called := self._called(start, end):
             return called[0].returned(called[1])
-        parts = [self._piece(*one) for one in self.split(start, end, "+")]
-        variants = itertools.islice(itertools.product(*parts), _MOST_VARIANTS)
-        return ["".join(one) for one in variants]
+        return self._sum(start, end)
+
+    def _part(self, start: int, end: int) -> list[str]:
+        """What an argument of concat() can be."""
+        chosen = len(self.split(start, end, "?")) > 1
+        return self.texts(start, end) if chosen else self._sum(start, end)
+
+    def _sum(self, start: int, end: int) -> list[str]:
+        return _joined(self._piece(*one) for one in self.split(start, end, "+"))
 
     def _piece(self, start: int, end: int) -> list[str]:
         tokens = self.tokens[start:end]
@@ -128,6 +136,8 @@ class Source:
             return ["".join(token[1:-1] for token in tokens).replace('\\"', '"').replace("\\n", "\n")]
         called = end - 1 if tokens and tokens[-1] == ")" else None
         opened = self.partner[called] if called is not None else start
+        if opened == start + 1 and tokens[0] == "concat":
+            return self.texts(start, end)
         if opened == start and called is not None:
             return self.texts(start + 1, called)
         if called is not None and self.tokens[opened - 1] in _PASSED_ON and opened - start <= 3:
@@ -228,6 +238,11 @@ class Core:
     def _room_of(self, source: Source) -> list[Source]:
         room = source.place.split("/")[1]
         return [one for one in self.sources if one.place.split("/")[1] == room]
+
+
+def _joined(parts: Iterable[list[str]]) -> list[str]:
+    """All texts that take one of each part's variants."""
+    return ["".join(one) for one in itertools.islice(itertools.product(*parts), _MOST_VARIANTS)]
 
 
 def _fill(text: str, function: Function, given: tuple[str, ...]) -> str | None:

@@ -80,7 +80,7 @@ CORE_WITHOUT_REMEDY = {
         r"src/server/core/server_greeting\.cc: generation \{\} of job '\{\}' has been replaced",
     ),
     "a mistake of the library's own, within one process": (
-        r"src/transport/\w+/\w+\.cc: the receiver gave ",
+        r"src/transport/flow_end\.cc: the receiver gave ",
         r"src/transport/(loop|inproc/\w+)\.cc: ",
         r"src/rendezvous/tcp_store\.cc: key or value too large",
     ),

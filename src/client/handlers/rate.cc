@@ -1,7 +1,6 @@
 // rate: how fast this worker may send to the server.
-#include "wire/messages/rate.h"
-
 #include "client/client_impl.h"
+#include "wire/messages/sending.h"
 
 namespace poseidon {
 

@@ -12,8 +12,8 @@ Status ClientImpl::Handlers::refuse(ClientImpl& client, LinkState& link, const w
   const bool overdue = reason.code() == ErrorCode::timeout;
   Status status = overdue ? Status(reason.code(), reason.message() + client.connections_.last_heard()) : reason;
   if (unit != client.units_by_id_.end())
-    status = status.with_context("step " + std::to_string(header.step) + ", layer '" +
-                                 unit->second->syncer.unit().name + "', chunk " + std::to_string(header.chunk));
+    status = status.with_context(
+        concat("step ", header.step, ", layer '", unit->second->syncer.unit().name, "', chunk ", header.chunk));
   client.fail(status.with_context(client.connections_.here() + " was told by " + client.connections_.describe(link)),
               refuse.departed_rank ? FailureCause{FailureSource::left, FlightEvent::Party::peer, *refuse.departed_rank}
                                    : FailureCause::of(overdue ? FailureSource::silent : FailureSource::refused, link));

@@ -1,6 +1,5 @@
 #include "server/baselines/wide_aggregation.h"
 
-#include <memory>
 #include <utility>
 
 #include "kernel/kernel.h"

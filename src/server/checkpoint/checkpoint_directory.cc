@@ -184,8 +184,9 @@ Status CheckpointVersion::check_complete() const {
     if (unit.chunks.size() < chunk_count)
       return {
           ErrorCode::refused,
-          "'" + name + "' has " + std::to_string(unit.chunks.size()) + " of its " + std::to_string(chunk_count) +
-              " chunks; a server has not written its file, or has another checkpoint_dir; give all servers the same"};
+          concat(
+              "'", name, "' has ", unit.chunks.size(), " of its ", chunk_count,
+              " chunks; a server has not written its file, or has another checkpoint_dir; give all servers the same")};
   }
   if (units_.empty()) return {ErrorCode::refused, "the version is empty; load another one"};
   return {};

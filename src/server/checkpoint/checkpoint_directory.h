@@ -14,7 +14,6 @@
 #include "base/one_thread.h"
 #include "poseidon/checkpoint.h"
 #include "poseidon/status.h"
-#include "poseidon/update.h"
 #include "server/checkpoint/checkpoint_file.h"
 
 namespace poseidon {

@@ -56,7 +56,8 @@ Status write_content(int fd, const std::string& path, CheckpointSnapshot& snapsh
   for (const auto& arrays : snapshot.arrays)
     for (const auto& array : arrays)
       if (Status status = write_all(fd, path, array->span()); !status.ok()) return status;
-  if (Status status = write_all(fd, path, encode_checkpoint_trailer(snapshot.head)); !status.ok()) return status;
+  if (Status status = write_all(fd, path, bytes_of(encode_checkpoint_trailer(snapshot.head))); !status.ok())
+    return status;
   if (::fsync(fd) != 0) return failed(path, "written");
   return {};
 }
@@ -105,8 +106,8 @@ Result<CheckpointFile> CheckpointFile::open(const std::string& path) {
   const auto sizes = decode_checkpoint_start(start);
   if (!sizes.ok()) return sizes.status().with_context(path);
   if (sizes.value().file_bytes != file_bytes)
-    return Status(ErrorCode::mismatch, path + ": the checkpoint file is damaged: it has " + std::to_string(file_bytes) +
-                                           " bytes instead of " + std::to_string(sizes.value().file_bytes));
+    return Status(ErrorCode::mismatch, concat(path, ": the checkpoint file is damaged: it has ", file_bytes,
+                                              " bytes instead of ", sizes.value().file_bytes));
   Buffer bytes(sizes.value().head_bytes);
   if (Status status = read_all(fd.get(), path, 0, bytes.span()); !status.ok()) return status;
   auto head = decode_checkpoint_head(bytes.span());
@@ -129,8 +130,8 @@ Result<std::vector<Buffer>> CheckpointFile::read(std::size_t index) const {
     offset += array.size();
   }
   if (checksum != record.checksum)
-    return Status(ErrorCode::mismatch, path_ + ": the checksum of chunk " + std::to_string(record.chunk) + " of '" +
-                                           head_.units[record.unit].unit.name + "' is wrong");
+    return Status(ErrorCode::mismatch, concat(path_, ": the checksum of chunk ", record.chunk, " of '",
+                                              head_.units[record.unit].unit.name, "' is wrong"));
   return arrays;
 }
 

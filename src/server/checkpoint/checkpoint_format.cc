@@ -1,16 +1,14 @@
 #include "server/checkpoint/checkpoint_format.h"
 
-#include <bit>
 #include <cstring>
 #include <set>
 #include <utility>
 
 #include "base/crc32c.h"
+#include "wire/number_list.h"
 #include "wire/update_rule.h"
 
 namespace poseidon {
-
-static_assert(std::endian::native == std::endian::little, "checkpoints hold little-endian integers as they are");
 
 namespace {
 
@@ -25,42 +23,7 @@ constexpr std::uint32_t kMaxArrays = 1 + kMaxUpdateStates;  // the value and its
 
 Status damaged(const std::string& why) { return {ErrorCode::mismatch, "the checkpoint file is damaged: " + why}; }
 
-template <typename T>
-void append(std::string& bytes, T value) {
-  bytes.append(reinterpret_cast<const char*>(&value), sizeof value);
-}
-
-/// Reads fields one after the other. Past the end every field is zero or empty, and `ok()` returns false.
-class Cursor {
- public:
-  explicit Cursor(std::span<const std::byte> bytes) : bytes_(bytes) {}
-
-  template <typename T>
-  T number() {
-    T value{};
-    if (const auto piece = bytes(sizeof value); !piece.empty()) std::memcpy(&value, piece.data(), sizeof value);
-    return value;
-  }
-  std::string text(std::size_t size_bytes) {
-    const auto piece = bytes(size_bytes);
-    return {reinterpret_cast<const char*>(piece.data()), piece.size()};
-  }
-  std::span<const std::byte> bytes(std::size_t size_bytes) {
-    ok_ = ok_ && size_bytes <= bytes_.size();
-    if (!ok_) return {};
-    const auto piece = bytes_.first(size_bytes);
-    bytes_ = bytes_.subspan(size_bytes);
-    return piece;
-  }
-  bool ok() const { return ok_; }
-  std::size_t left_bytes() const { return bytes_.size(); }
-
- private:
-  std::span<const std::byte> bytes_;
-  bool ok_ = true;
-};
-
-Status read_units(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
+Status read_units(wire::Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
   if (count > cursor.left_bytes() / (kUnitBytes + wire::kUpdateRuleBytes))
     return damaged("it claims more units than it has room for");
   std::set<std::string> names;
@@ -69,8 +32,7 @@ Status read_units(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
     const auto name_bytes = cursor.number<std::uint32_t>();
     const auto dtype = cursor.number<std::uint32_t>();
     one.unit.dtype = dtype <= UINT8_MAX ? static_cast<DType>(dtype) : DType{};
-    one.unit.size_bytes = cursor.number<std::uint64_t>();
-    one.unit.chunk_bytes = cursor.number<std::uint64_t>();
+    cursor.numbers(one.unit.size_bytes, one.unit.chunk_bytes);
     auto rule = wire::decode_update_rule(cursor.bytes(wire::kUpdateRuleBytes));
     one.unit.name = cursor.text(name_bytes);
     if (!cursor.ok()) return damaged("its list of units ends too early");
@@ -82,22 +44,17 @@ Status read_units(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
   return {};
 }
 
-Status read_records(Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
+Status read_records(wire::Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
   if (count > cursor.left_bytes() / kRecordBytes) return damaged("it claims more records than it has room for");
   std::set<std::pair<std::uint32_t, std::uint32_t>> chunks;
   for (std::uint32_t i = 0; i < count; ++i) {
     CheckpointRecord record;
-    record.unit = cursor.number<std::uint32_t>();
-    record.chunk = cursor.number<std::uint32_t>();
-    record.update_count = cursor.number<std::uint64_t>();
-    record.array_count = cursor.number<std::uint32_t>();
-    record.checksum = cursor.number<std::uint32_t>();
+    cursor.numbers(record.unit, record.chunk, record.update_count, record.array_count, record.checksum);
     if (record.unit >= head.units.size() || record.chunk >= head.units[record.unit].unit.chunk_count() ||
         record.array_count > kMaxArrays)
-      return damaged("record " + std::to_string(i) + " belongs to no chunk");
+      return damaged(concat("record ", i, " belongs to no chunk"));
     if (!chunks.emplace(record.unit, record.chunk).second)
-      return damaged("chunk " + std::to_string(record.chunk) + " of '" + head.units[record.unit].unit.name +
-                     "' appears twice");
+      return damaged(concat("chunk ", record.chunk, " of '", head.units[record.unit].unit.name, "' appears twice"));
     head.records.push_back(record);
   }
   return {};
@@ -130,57 +87,40 @@ std::string encode_checkpoint_head(const CheckpointHead& head) {
   const CheckpointSizes sizes = checkpoint_sizes(head);
   std::string bytes;
   bytes.reserve(sizes.head_bytes);
-  append(bytes, kMagic);
-  append(bytes, kFormatVersion);
-  append(bytes, sizes.head_bytes);
-  append(bytes, sizes.file_bytes);
-  append(bytes, head.version);
-  append(bytes, head.run);
-  append(bytes, static_cast<std::uint32_t>(head.units.size()));
-  append(bytes, static_cast<std::uint32_t>(head.records.size()));
-  append(bytes, static_cast<std::uint32_t>(head.job.size()));
-  append(bytes, std::uint32_t{0});
+  wire::append_numbers(bytes, kMagic, kFormatVersion, sizes.head_bytes, sizes.file_bytes, head.version, head.run);
+  wire::append_numbers(bytes, static_cast<std::uint32_t>(head.units.size()),
+                       static_cast<std::uint32_t>(head.records.size()), static_cast<std::uint32_t>(head.job.size()),
+                       std::uint32_t{0});
   bytes += head.job;
   for (const CheckpointUnit& one : head.units) {
-    append(bytes, static_cast<std::uint32_t>(one.unit.name.size()));
-    append(bytes, static_cast<std::uint32_t>(one.unit.dtype));
-    append(bytes, one.unit.size_bytes);
-    append(bytes, one.unit.chunk_bytes);
+    wire::append_numbers(bytes, static_cast<std::uint32_t>(one.unit.name.size()),
+                         static_cast<std::uint32_t>(one.unit.dtype), one.unit.size_bytes, one.unit.chunk_bytes);
     const auto rule = wire::encode_update_rule(one.rule);
     bytes.append(reinterpret_cast<const char*>(rule.data()), rule.size());
     bytes += one.unit.name;
   }
   for (const CheckpointRecord& record : head.records) {
-    append(bytes, record.unit);
-    append(bytes, record.chunk);
-    append(bytes, record.update_count);
-    append(bytes, record.array_count);
-    append(bytes, record.checksum);
+    wire::append_numbers(bytes, record.unit, record.chunk, record.update_count, record.array_count, record.checksum);
   }
-  append(bytes, crc32c(std::as_bytes(std::span(bytes))));
+  wire::append_numbers(bytes, crc32c(std::as_bytes(std::span(bytes))));
   return bytes;
 }
 
-std::array<std::byte, kCheckpointTrailerBytes> encode_checkpoint_trailer(const CheckpointHead& head) {
-  const auto record_count = static_cast<std::uint32_t>(head.records.size());
-  const std::uint64_t file_bytes = checkpoint_sizes(head).file_bytes;
-  std::array<std::byte, kCheckpointTrailerBytes> bytes{};
-  std::memcpy(bytes.data(), &kTrailer, sizeof kTrailer);
-  std::memcpy(bytes.data() + 4, &record_count, sizeof record_count);
-  std::memcpy(bytes.data() + 8, &file_bytes, sizeof file_bytes);
+std::string encode_checkpoint_trailer(const CheckpointHead& head) {
+  std::string bytes;
+  wire::append_numbers(bytes, kTrailer, static_cast<std::uint32_t>(head.records.size()),
+                       checkpoint_sizes(head).file_bytes);
   return bytes;
 }
 
 Result<CheckpointSizes> decode_checkpoint_start(std::span<const std::byte> start) {
-  Cursor cursor(start);
+  wire::Cursor cursor(start);
   if (cursor.number<std::uint32_t>() != kMagic) return damaged("it does not begin like a checkpoint");
   if (const auto version = cursor.number<std::uint32_t>(); version != kFormatVersion)
-    return Status(ErrorCode::mismatch, "it has format version " + std::to_string(version) +
-                                           ", this version of Poseidon reads " + std::to_string(kFormatVersion) +
-                                           "; load it with the version that wrote it");
+    return Status(ErrorCode::mismatch, concat("it has format version ", version, ", this version of Poseidon reads ",
+                                              kFormatVersion, "; load it with the version that wrote it"));
   CheckpointSizes sizes;
-  sizes.head_bytes = cursor.number<std::uint64_t>();
-  sizes.file_bytes = cursor.number<std::uint64_t>();
+  cursor.numbers(sizes.head_bytes, sizes.file_bytes);
   if (!cursor.ok() || sizes.head_bytes < kCheckpointStartBytes + kChecksumBytes ||
       sizes.head_bytes > kMaxCheckpointHeadBytes || sizes.file_bytes < sizes.head_bytes + kCheckpointTrailerBytes)
     return damaged("its sizes are impossible");
@@ -195,11 +135,10 @@ Result<CheckpointHead> decode_checkpoint_head(std::span<const std::byte> bytes) 
   std::uint32_t checksum = 0;
   std::memcpy(&checksum, bytes.data() + summed.size(), sizeof checksum);
   if (crc32c(summed) != checksum) return damaged("the checksum of its head is wrong");
-  Cursor cursor(summed);
+  wire::Cursor cursor(summed);
   cursor.bytes(24);  // skips the magic, the format version and the sizes
   CheckpointHead head;
-  head.version = cursor.number<std::uint64_t>();
-  head.run = cursor.number<std::uint64_t>();
+  cursor.numbers(head.version, head.run);
   const auto unit_count = cursor.number<std::uint32_t>();
   const auto record_count = cursor.number<std::uint32_t>();
   const auto job_bytes = cursor.number<std::uint32_t>();
@@ -218,7 +157,7 @@ Result<CheckpointHead> decode_checkpoint_head(std::span<const std::byte> bytes) 
 Status check_checkpoint_trailer(const CheckpointHead& head, std::span<const std::byte> trailer) {
   const auto expected = encode_checkpoint_trailer(head);
   if (trailer.size() != expected.size() || std::memcmp(trailer.data(), expected.data(), expected.size()) != 0)
-    return damaged("it does not end like a checkpoint of " + std::to_string(head.records.size()) + " records");
+    return damaged(concat("it does not end like a checkpoint of ", head.records.size(), " records"));
   return {};
 }
 

@@ -2,7 +2,6 @@
 // This code works on bytes only and opens no files.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -66,7 +65,7 @@ struct CheckpointSizes {
 /// Returns the head's bytes. Their number is the one that the head itself gives.
 std::string encode_checkpoint_head(const CheckpointHead& head);
 /// Returns the bytes that follow the last array.
-std::array<std::byte, kCheckpointTrailerBytes> encode_checkpoint_trailer(const CheckpointHead& head);
+std::string encode_checkpoint_trailer(const CheckpointHead& head);
 
 /// ErrorCode::mismatch: the file is no checkpoint, has another format version, or has impossible sizes. The text says
 /// which.

@@ -41,8 +41,8 @@ void CheckpointWriter::write(CheckpointSnapshot snapshot, std::string name,
 
 void CheckpointWriter::write_now(CheckpointSnapshot& snapshot, const std::string& name) {
   if (Status status = write_checkpoint(directory_, name, snapshot); !status.ok())
-    note("checkpoint version " + std::to_string(snapshot.head.version) + " of job '" +
-         checkpoint_job_name(snapshot.head.job) + "' is lost, training goes on: " + status.message());
+    note(concat("checkpoint version ", snapshot.head.version, " of job '", checkpoint_job_name(snapshot.head.job),
+                "' is lost, training goes on: ", status.message()));
 }
 
 void CheckpointWriter::finish() {

@@ -9,18 +9,17 @@
 #include <vector>
 
 #include "base/executor.h"
+#include "base/pinned.h"
 #include "server/checkpoint/checkpoint_file.h"
 
 namespace poseidon {
 
 /// Any thread may use it. There is one for all cores and jobs of a server, because a disk is fastest with one writer.
-class CheckpointWriter {
+class CheckpointWriter : private Pinned {
  public:
   /// `keep` is the number of complete versions of a job that stay.
   CheckpointWriter(std::string directory, std::size_t keep);
   ~CheckpointWriter() { finish(); }
-  CheckpointWriter(const CheckpointWriter&) = delete;
-  CheckpointWriter& operator=(const CheckpointWriter&) = delete;
 
   const std::string& directory() const { return directory_; }
 

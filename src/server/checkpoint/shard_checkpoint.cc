@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <span>
 
 #include "base/random_bytes.h"
 
@@ -27,7 +26,7 @@ std::uint64_t random_id() {
 }
 
 std::string text_of(const wire::StoredUnit& unit) {
-  return std::to_string(unit.size_bytes) + " bytes of " + std::string(dtype_name(unit.dtype));
+  return concat(unit.size_bytes, " bytes of ", dtype_name(unit.dtype));
 }
 
 bool is_chunk_of(const wire::StoredUnit& unit, std::uint32_t chunk, DType dtype,
@@ -55,11 +54,10 @@ Status ShardCheckpoint::describe(const wire::StoredUnits& units) {
   run_ = units.run;
   base_version_ = std::max(base_version_, units.base_version);
   for (const wire::StoredUnit& unit : units.units) {
-    if (units_.size() >= kMaxUnits) return refused("a job has at most " + std::to_string(kMaxUnits) + " stored units");
+    if (units_.size() >= kMaxUnits) return refused(concat("a job has at most ", kMaxUnits, " stored units"));
     const auto [known, is_new] = units_.try_emplace(unit.id, unit);
     if (known->second != unit)
-      return refused("unit " + std::to_string(unit.id) + " is described as '" + known->second.name + "' and as '" +
-                     unit.name + "'");
+      return refused(concat("unit ", unit.id, " is described as '", known->second.name, "' and as '", unit.name, "'"));
     if (is_new && !pool_->try_charge(kUnitBytes + unit.name.size()))
       return refused(
           "the job has no memory left on this server for the description of its stored units; raise memory_limit");
@@ -83,8 +81,8 @@ Status ShardCheckpoint::before_assign() {
   if (!versions.ok()) return refused(versions.status().message());
   for (const CheckpointPaths& version : versions.value())
     if (version.run != run_ && CheckpointVersion::open(version).ok())
-      return refused("checkpoint_dir " + writer_.directory() + " holds version " + std::to_string(version.version) +
-                     " of this job: resume from it (resume=True), or take another directory or job name");
+      return refused(concat("checkpoint_dir ", writer_.directory(), " holds version ", version.version,
+                            " of this job: resume from it (resume=True), or take another directory or job name"));
   may_assign_ = true;
   return {};
 }
@@ -109,7 +107,7 @@ CheckpointVersion* ShardCheckpoint::newest(std::uint64_t limit, Status& problem)
     }
     if (opened.status().code() == ErrorCode::refused) continue;  // a server died before it had written its file
     problem = opened.status();
-    writer_.note("checkpoint version " + std::to_string(paths.version) + " is not used: " + problem.message());
+    writer_.note(concat("checkpoint version ", paths.version, " is not used: ", problem.message()));
   }
   return nullptr;
 }
@@ -120,7 +118,7 @@ Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Envelope&
   may_assign_ = true;
   const auto described = units_.find(about.unit);
   if (described == units_.end() || about.chunk >= described->second.chunk_count())
-    return refused("unit " + std::to_string(about.unit) + " cannot be restored: rank 0 has not described it");
+    return refused(concat("unit ", about.unit, " cannot be restored: rank 0 has not described it"));
   const wire::StoredUnit& wanted = described->second;
   if (const auto step = steps_.find({about.unit, about.chunk}); step != steps_.end() && step->second > 0)
     return refused("'" + wanted.name + "' must be restored before its first step");
@@ -129,12 +127,11 @@ Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Envelope&
     const CheckpointUnit* saved = source->unit(wanted.name);
     base_version_ = source->version();
     if (saved == nullptr)
-      return refused("version " + std::to_string(source->version()) + " of the checkpoints has no '" + wanted.name +
-                     "'; resume with the model that wrote them");
+      return refused(concat("version ", source->version(), " of the checkpoints has no '", wanted.name,
+                            "'; resume with the model that wrote them"));
     if (saved->unit.size_bytes != wanted.size_bytes || saved->unit.dtype != wanted.dtype)
-      return refused("'" + wanted.name + "' has " + text_of(wanted) + ", in version " +
-                     std::to_string(source->version()) + " of the checkpoints " + text_of(saved->unit) +
-                     "; resume with the model that wrote them");
+      return refused(concat("'", wanted.name, "' has ", text_of(wanted), ", in version ", source->version(),
+                            " of the checkpoints ", text_of(saved->unit), "; resume with the model that wrote them"));
     auto piece = source->read(wanted.name, wanted.chunk_offset(about.chunk), wanted.chunk_size(about.chunk));
     if (piece.ok()) {
       const auto& arrays = piece.value().arrays;
@@ -148,7 +145,7 @@ Result<ShardCheckpoint::Restored> ShardCheckpoint::restore(const wire::Envelope&
       return Restored{source->version(), saved->rule};
     }
     problem = piece.status();
-    writer_.note("checkpoint version " + std::to_string(source->version()) + " is not used: " + problem.message());
+    writer_.note(concat("checkpoint version ", source->version(), " is not used: ", problem.message()));
     source->set_damaged_aside();
     damaged_.emplace(source->version(), source->run());
     source_.reset();
@@ -177,7 +174,7 @@ void ShardCheckpoint::stepped(const wire::Envelope& shape, StoredChunk& chunk, c
   record.update_count = chunk.update_count();
   auto arrays = chunk.arrays();
   if (!is_chunk_of(unit, shape.chunk, chunk.dtype(), arrays))
-    return give_up("chunk " + std::to_string(shape.chunk) + " of '" + unit.name + "' does not match its description");
+    return give_up(concat("chunk ", shape.chunk, " of '", unit.name, "' does not match its description"));
   record.array_count = static_cast<std::uint32_t>(arrays.size());
   for (const auto& array : arrays) collected_->size_bytes += array->size();
   // An array that is kept for the writer is copied when it is updated.
@@ -196,25 +193,24 @@ void ShardCheckpoint::begin(std::uint64_t version) {
   if (collected_) {
     const auto late =
         std::ranges::find_if(steps_, [this](const auto& one) { return !collected_->records.contains(one.first); });
-    give_up("unit '" + units_.at(late->first.first).name + "' has done " + std::to_string(late->second) +
-            " steps, others " + std::to_string(version - base_version_) +
-            "; every stored layer has to take part in every step");
+    give_up(concat("unit '", units_.at(late->first.first).name, "' has done ", late->second, " steps, others ",
+                   version - base_version_, "; every stored layer has to take part in every step"));
   }
   if (writing_) {
     // Other servers skip other versions, but all servers meet again at multiples of a larger interval.
     interval_ *= 2;
     last_version_ = version;
-    writer_.note("checkpoint version " + std::to_string(version) +
-                 " is skipped because the one before is still being written; "
-                 "from here on there is one every " +
-                 std::to_string(interval_) + " steps; raise checkpoint_every");
+    writer_.note(concat("checkpoint version ", version,
+                        " is skipped because the one before is still being written; "
+                        "from here on there is one every ",
+                        interval_, " steps; raise checkpoint_every"));
     return;
   }
   collected_ = Collected{version, {}, {}, 0};
 }
 
 void ShardCheckpoint::give_up(const std::string& why) {
-  writer_.note("checkpoint version " + std::to_string(collected_->version) + " is not written: " + why);
+  writer_.note(concat("checkpoint version ", collected_->version, " is not written: ", why));
   last_version_ = collected_->version;
   collected_.reset();
 }

@@ -1,7 +1,6 @@
 #include "server/chunk/aggregate.h"
 
 #include <algorithm>
-#include <string>
 #include <vector>
 
 #include "kernel/aggregators/aggregate.h"

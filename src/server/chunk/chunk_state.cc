@@ -2,12 +2,10 @@
 
 #include <algorithm>
 #include <numeric>
-#include <string>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/invariant.h"
-#include "kernel/kernel.h"
 #include "server/chunk/push_refusal.h"
 
 namespace poseidon {
@@ -58,11 +56,10 @@ Result<std::size_t> dense_bytes(const wire::Contribution& push) {
 
 Result<std::size_t> contribution_bytes(const wire::Contribution& push, std::size_t worker_count) {
   if (push.rank >= worker_count || push.worker_count != worker_count)
-    return refused_push(push, "it is for a job of " + std::to_string(push.worker_count) +
-                                  " workers, but this job has " + std::to_string(worker_count));
-  if (push.divisor == 0 || (push.divisor != 1 && !dtype_is_floating(push.dtype)))
     return refused_push(push,
-                        std::string(dtype_name(push.dtype)) + " cannot be divided by " + std::to_string(push.divisor));
+                        concat("it is for a job of ", push.worker_count, " workers, but this job has ", worker_count));
+  if (push.divisor == 0 || (push.divisor != 1 && !dtype_is_floating(push.dtype)))
+    return refused_push(push, concat(dtype_name(push.dtype), " cannot be divided by ", push.divisor));
   return dense_bytes(push);
 }
 
@@ -73,21 +70,19 @@ ChunkState::ChunkState(std::uint32_t worker_count, Reduction reduction, std::sha
 
 Status ChunkState::fits(const wire::Contribution& push, std::size_t size_bytes) const {
   if (push.step != shape_.step)
-    return refused_push(push, "the chunk is in step " + std::to_string(shape_.step) + " since rank " +
-                                  std::to_string(shape_.rank) +
-                                  " pushed it; let all ranks exchange the layer equally often");
+    return refused_push(push, concat("the chunk is in step ", shape_.step, " since rank ", shape_.rank,
+                                     " pushed it; let all ranks exchange the layer equally often"));
   if (parts_[push.rank]) return refused_push(push, "it has pushed this chunk already");
   if (push.kind != shape_.kind)
-    return refused_push(push, std::string("it sends ") + wire::kind_name(push.kind) + ", but rank " +
-                                  std::to_string(shape_.rank) + " sends " + wire::kind_name(shape_.kind) +
-                                  "; give the layer the same scheme on all ranks");
+    return refused_push(push, concat("it sends ", wire::kind_name(push.kind), ", but rank ", shape_.rank, " sends ",
+                                     wire::kind_name(shape_.kind), "; give the layer the same scheme on all ranks"));
   if (push.dtype != shape_.dtype || push.divisor != shape_.divisor || push.stored != shape_.stored ||
       push.float32_value != shape_.float32_value || push.as_bfloat16 != shape_.as_bfloat16)
-    return refused_push(push, "its dtype, divisor or kind differs from rank " + std::to_string(shape_.rank) +
-                                  "'s; give the layer the same on all ranks");
+    return refused_push(push, concat("its dtype, divisor or kind differs from rank ", shape_.rank,
+                                     "'s; give the layer the same on all ranks"));
   if (push.rule_digest != shape_.rule_digest)
-    return {ErrorCode::mismatch, "rank " + std::to_string(push.rank) + " has set another update rule than rank " +
-                                     std::to_string(shape_.rank) + "; " + wire::kSetSameRule};
+    return {ErrorCode::mismatch, concat("rank ", push.rank, " has set another update rule than rank ", shape_.rank,
+                                        "; ", wire::kSetSameRule)};
   const bool present = !push.absent;
   if (present && dense_bytes_ && size_bytes != *dense_bytes_) return refused_size(push, size_bytes, *dense_bytes_);
   if (push.rows != shape_.rows || push.cols != shape_.cols)

@@ -61,10 +61,7 @@ class ChunkState {
   /// Says what reduces the open step, until `reset`; null: the sum. All parts stay here until the step ends if it is
   /// not null. Call it after each `admit` of a step that may have one: in rank order nothing is added before rank 0's
   /// part is admitted, so what is said then holds for the whole step.
-  void set_aggregator(const Aggregator* aggregator) {
-    one_thread_.check();
-    aggregator_ = aggregator;
-  }
+  void set_aggregator(const Aggregator* aggregator) { one_thread_.checked(aggregator_) = aggregator; }
   const Aggregator* aggregator() const { return aggregator_; }
   /// Returns where an admitted contribution's payload is received: in `buffer`, which is from the pool. Once the parts
   /// before it have begun to arrive, its memory becomes free without any further message. `turn` is held from then on,

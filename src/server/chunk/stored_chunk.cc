@@ -1,8 +1,6 @@
 #include "server/chunk/stored_chunk.h"
 
 #include <cstring>
-#include <string>
-#include <utility>
 
 #include "base/invariant.h"
 #include "kernel/kernel.h"
@@ -24,7 +22,7 @@ Status refused(const std::string& why) { return {ErrorCode::refused, "the server
 }  // namespace
 
 std::string no_array(std::size_t index) {
-  return "there is no array " + std::to_string(index) + "; take 0 for the value, or from 1 on a state of its rule";
+  return concat("there is no array ", index, "; take 0 for the value, or from 1 on a state of its rule");
 }
 
 Status StoredChunk::assign(std::size_t array, std::span<const std::byte> data, DType dtype,
@@ -33,8 +31,8 @@ Status StoredChunk::assign(std::size_t array, std::span<const std::byte> data, D
   if (array >= kMaxArrays) return refused(no_array(array));
   if (array > 0 && !has_value()) return refused("the value must be assigned before its states");
   if (array > 0 && (data.size() != arrays_[0]->size() || dtype != dtype_))
-    return refused("a state of " + std::to_string(data.size()) + " bytes for a value of " +
-                   std::to_string(arrays_[0]->size()) + "; give one of its size and dtype");
+    return refused(concat("a state of ", data.size(), " bytes for a value of ", arrays_[0]->size(),
+                          "; give one of its size and dtype"));
   if (array == 0) rounded_.reset();
   if (array == 0) arrays_.clear();  // the states that updates of a former value left do not fit this one
   if (arrays_.size() <= array) arrays_.resize(array + 1);
@@ -113,14 +111,14 @@ Status StoredChunk::update(const UpdateRule& rule, const Buffer& gradient, DType
   rounded_.reset();
   if (!has_value()) return refused("the parameters must be assigned before the first update");
   if (dtype != dtype_ || gradient.size() != arrays_[0]->size())
-    return refused("a gradient of " + std::to_string(gradient.size()) + " bytes for parameters of " +
-                   std::to_string(arrays_[0]->size()) + "; build the same model on all ranks");
+    return refused(concat("a gradient of ", gradient.size(), " bytes for parameters of ", arrays_[0]->size(),
+                          "; build the same model on all ranks"));
   if (dtype != DType::float32 && dtype != DType::float64)
     return refused("a rule needs float32 or float64 parameters, not " + std::string(dtype_name(dtype)));
   const std::size_t state_count = update_state_count(rule);
   if (state_count > kMaxUpdateStates)
-    return refused("the update rule " + rule.kind->name + " keeps " + std::to_string(state_count) +
-                   " arrays, at most " + std::to_string(kMaxUpdateStates) + " are allowed");
+    return refused(concat("the update rule ", rule.kind->name, " keeps ", state_count, " arrays, at most ",
+                          kMaxUpdateStates, " are allowed"));
   if (states_of_ != nullptr && states_of_ != rule.kind) begin_states(rule.kind);
   states_of_ = rule.kind;
   ++update_count_;

@@ -53,10 +53,7 @@ class StoredChunk {
   /// Says of which kind of rule the states that were assigned are. Null: that of the next update.
   void set_states_of(const UpdateKind* kind) { states_of_ = kind; }
   /// Keeps the gradient of the last update until the next update.
-  void keep_gradient(Buffer gradient) {
-    one_thread_.check();
-    gradient_ = pool_->share(std::move(gradient));
-  }
+  void keep_gradient(Buffer gradient) { one_thread_.checked(gradient_) = pool_->share(std::move(gradient)); }
 
  private:
   void begin_states(const UpdateKind* kind);

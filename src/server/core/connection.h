@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -31,7 +30,7 @@ class ServerCore::Connection final : public Requester {
 
   void send(const wire::Header& header, std::shared_ptr<const Buffer> payload) override {
     one_thread_.check();
-    std::vector<std::span<const std::byte>> pieces;
+    Pieces pieces;
     if (payload) pieces.push_back(payload->span());
     note(FlightEvent::Kind::sent, header, payload ? payload->size() : 0);
     backlog_->add();
@@ -168,8 +167,7 @@ struct ServerCore::Job {
     connections.erase(&connection);
     lost_worker = lost_worker || !connection.said_goodbye;
     last_progress_ns = std::max(last_progress_ns, connection.last_progress_ns);
-    closed_bytes_sent += connection.flow().bytes_sent();
-    closed_bytes_received += connection.flow().bytes_received();
+    closed_traffic += {connection.flow().bytes_sent(), connection.flow().bytes_received()};
   }
 
   /// clang 14 cannot read the subrange of its standard library.
@@ -210,10 +208,9 @@ struct ServerCore::Job {
   bool lost_worker = false;               // a connection has ended without a goodbye
   const std::int64_t began_ns = now_ns();
   std::int64_t last_progress_ns = began_ns;  // of the connections that have closed
-  std::uint64_t closed_bytes_sent = 0;       // by them
-  std::uint64_t closed_bytes_received = 0;
-  std::set<std::uint32_t> departed;  // ranks that have said goodbye over all their connections
-  std::size_t guests = 0;            // workers of other cores that push to chunks here (chunk_handover.h)
+  TrafficStats closed_traffic;               // of them
+  std::set<std::uint32_t> departed;          // ranks that have said goodbye over all their connections
+  std::size_t guests = 0;                    // workers of other cores that push to chunks here (chunk_handover.h)
   FairShare share;
   const std::shared_ptr<RateLimit> rate;  // null: no limit
   Shard shard;
@@ -247,7 +244,7 @@ inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {
   if (run != hello.run)
     return "this server serves another run of job '" + name.name +
            "'; give one of the two another name (--job NAME or POSEIDON_JOB), or wait until the other has ended";
-  const std::string rank = "rank " + std::to_string(hello.rank);
+  const std::string rank = concat("rank ", hello.rank);
   if ((hello.host ? hello.host->count : 0) != host_count)
     return rank + " counts other machines than the job's other ranks do; give all the same reduce_by_host";
   std::size_t count = 0;
@@ -258,7 +255,7 @@ inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {
   }
   return count < limits::kConnectionsPerRank
              ? ""
-             : rank + " has " + std::to_string(count) + " connections already; lower flows or priority_classes";
+             : concat(rank, " has ", count, " connections already; lower flows or priority_classes");
 }
 
 inline void ServerCore::Connection::charge_sent(std::size_t payload_bytes) const {

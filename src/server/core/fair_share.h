@@ -33,10 +33,7 @@ class FairShare {
     began_ns_ = time_ns;
     return true;
   }
-  void end(std::int64_t time_ns) {
-    one_thread_.check();
-    taken_ns_ += time_ns - began_ns_;
-  }
+  void end(std::int64_t time_ns) { one_thread_.checked(taken_ns_) += time_ns - began_ns_; }
 
  private:
   std::uint64_t round_ = 0;

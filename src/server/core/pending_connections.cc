@@ -11,10 +11,7 @@ void PendingConnections::add(std::uint64_t id, Flow& flow) {
   watch();
 }
 
-void PendingConnections::remove(std::uint64_t id) {
-  loop_.check_thread();
-  by_id_.erase(id);
-}
+void PendingConnections::remove(std::uint64_t id) { loop_.checked(by_id_).erase(id); }
 
 void PendingConnections::dismiss_oldest() {
   by_id_.begin()->second.flow->close(std::chrono::milliseconds(0));

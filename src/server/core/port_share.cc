@@ -1,7 +1,5 @@
 #include "server/core/port_share.h"
 
-#include <algorithm>
-
 namespace poseidon {
 
 namespace {

@@ -3,24 +3,18 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "wire/messages/rate.h"
+#include "wire/messages/sending.h"
 
 namespace poseidon {
 
-void PortWatch::add(std::uint64_t id, Flow& flow) {
-  loop_.check_thread();
-  users_.emplace(id, User{.flow = &flow});
-}
+void PortWatch::add(std::uint64_t id, Flow& flow) { loop_.checked(users_).emplace(id, User{.flow = &flow}); }
 
 void PortWatch::joined(std::uint64_t id) {
   loop_.check_thread();
   if (const auto user = users_.find(id); user != users_.end()) user->second.joined = true;
 }
 
-void PortWatch::remove(std::uint64_t id) {
-  loop_.check_thread();
-  users_.erase(id);
-}
+void PortWatch::remove(std::uint64_t id) { loop_.checked(users_).erase(id); }
 
 void PortWatch::watch() {
   loop_.check_thread();

@@ -33,8 +33,7 @@ Result<std::span<std::byte>> other_way() {
 constexpr const char* kOfMachines = "in the sums of machines, whose numbers stand for ranks here";
 
 std::string text_of_message(const wire::Header& header) {
-  return "a " + std::string(wire::kind_name(header.kind)) + " of " + std::to_string(header.payload_bytes) +
-         " bytes from rank " + std::to_string(header.rank);
+  return concat("a ", wire::kind_name(header.kind), " of ", header.payload_bytes, " bytes from rank ", header.rank);
 }
 
 }  // namespace
@@ -94,34 +93,29 @@ void ServerCore::finish_shutdown(std::chrono::milliseconds linger) {
 }
 
 std::uint64_t ServerCore::bytes_delivered() {
-  std::uint64_t bytes = 0;
-  loop_->call([this, &bytes] {
-    bytes = closed_bytes_sent_;
+  return loop_->call([this] {
+    std::uint64_t bytes = closed_traffic_.bytes_sent;
     for (const auto& [key, connection] : connections_) bytes += connection->flow().bytes_delivered();
+    return bytes;
   });
-  return bytes;
 }
 
-std::pair<std::uint64_t, std::uint64_t> ServerCore::traffic() {
+TrafficStats ServerCore::traffic() {
   loop_->check_other_thread();
-  std::pair<std::uint64_t, std::uint64_t> bytes;
-  loop_->call([this, &bytes] {
-    bytes = {closed_bytes_sent_, closed_bytes_received_};
-    for (const auto& [key, connection] : connections_) {
-      bytes.first += connection->flow().bytes_sent();
-      bytes.second += connection->flow().bytes_received();
-    }
+  return loop_->call([this] {
+    TrafficStats stats = closed_traffic_;
+    for (const auto& [flow, connection] : connections_) stats += {flow->bytes_sent(), flow->bytes_received()};
+    return stats;
   });
-  return bytes;
 }
 
 std::vector<LateRank> ServerCore::late_ranks() {
   loop_->check_other_thread();
-  std::vector<LateRank> ranks;
-  loop_->call([&] {
+  return loop_->call([this] {
+    std::vector<LateRank> ranks;
     for (const auto& [name, job] : jobs_) std::ranges::copy(job->shard.pace().late_ranks(), std::back_inserter(ranks));
+    return ranks;
   });
-  return ranks;
 }
 
 void ServerCore::connected(std::shared_ptr<Flow> flow) {
@@ -354,8 +348,7 @@ void ServerCore::on_closed(Flow& flow, const Status& status) {
   Connection& connection = *found->second;
   note(FlightEvent::Kind::closed, connection, "");
   if (connection.job != nullptr && !connection.left) tell_lost(connection, status);
-  closed_bytes_sent_ += flow.bytes_sent();
-  closed_bytes_received_ += flow.bytes_received();
+  closed_traffic_ += {flow.bytes_sent(), flow.bytes_received()};
   pending_.remove(connection.id());
   port_watch_.remove(connection.id());
   if (Job* job = connection.job) {

@@ -7,11 +7,11 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/flight_recorder.h"
 #include "base/insertion_map.h"
+#include "base/pinned.h"
 #include "base/thread.h"
 #include "poseidon/options.h"
 #include "server/core/chunk_handover.h"
@@ -27,7 +27,7 @@
 namespace poseidon {
 
 /// A core receives, reduces, updates and sends back on its own loop. No core waits for another (Parameter Hub §3.2.4).
-class ServerCore final : public HandoverCore, private Receiver {
+class ServerCore final : public HandoverCore, private Receiver, private Pinned {
  public:
   /// `wide` and `checkpoints` must outlive the core.
   struct Surroundings {
@@ -43,8 +43,6 @@ class ServerCore final : public HandoverCore, private Receiver {
   };
   ServerCore(const Options& options, std::shared_ptr<Loop> loop, Surroundings surroundings);
   ~ServerCore() override;
-  ServerCore(const ServerCore&) = delete;
-  ServerCore& operator=(const ServerCore&) = delete;
 
   /// Sets the addresses of the server's other cores. The core tells them to its workers. Call it before `listen`.
   void set_other_cores(std::vector<std::string> addresses);
@@ -70,8 +68,8 @@ class ServerCore final : public HandoverCore, private Receiver {
   /// Sets the baseline that gives chunks to the cores that own them. Call it before `listen`.
   void set_handover(std::unique_ptr<ChunkHandover> handover);
 
-  /// Returns the network bytes of all flows so far: sent, received. Any thread but the loop's may call it.
-  std::pair<std::uint64_t, std::uint64_t> traffic();
+  /// Returns the network bytes of all flows so far. Any thread but the loop's may call it.
+  TrafficStats traffic();
   /// Returns the ranks without which steps of the jobs' chunks here have ended. Any thread but the loop's may call it.
   std::vector<LateRank> late_ranks();
   /// Returns what this core knows of each job. Any thread but the loop's may call it.
@@ -171,12 +169,11 @@ class ServerCore final : public HandoverCore, private Receiver {
   std::uint64_t next_connection_id_ = 1;
   std::vector<std::string> other_cores_;
   FlightRecorder recorder_;
-  std::vector<OpenChunk> remembered_;    // the open chunks of the job that failed last, as they were then
-  std::uint64_t closed_bytes_sent_ = 0;  // by flows that no longer exist
-  std::uint64_t closed_bytes_received_ = 0;
-  bool shut_down_ = false;  // only the owner's thread uses it,
-  bool finished_ = false;   // and this
-  bool stopping_ = false;   // only the loop uses it
+  std::vector<OpenChunk> remembered_;  // the open chunks of the job that failed last, as they were then
+  TrafficStats closed_traffic_;        // of flows that no longer exist
+  bool shut_down_ = false;             // only the owner's thread uses it,
+  bool finished_ = false;              // and this
+  bool stopping_ = false;              // only the loop uses it
   Completion all_closed_ = Completion::make();
 };
 

@@ -33,10 +33,10 @@ Status refused(std::string why) { return why.empty() ? Status() : Status(ErrorCo
 /// The text names no job but the one of the hello, and tells nothing about it to peers without its secret.
 Status ServerCore::objection(const JobName& name, const wire::Hello& hello) const {
   if (!wire::is_job_name(hello.job) || !hello.other_cores.empty())
-    return refused("the name of a job must be 1 to " + std::to_string(wire::kMaxJobNameBytes) +
-                   " bytes of UTF-8 without control characters");
+    return refused(concat("the name of a job must be 1 to ", wire::kMaxJobNameBytes,
+                          " bytes of UTF-8 without control characters"));
   if (hello.run.size() > wire::kMaxRunBytes)
-    return refused("the name of a run has at most " + std::to_string(wire::kMaxRunBytes) + " bytes");
+    return refused(concat("the name of a run has at most ", wire::kMaxRunBytes, " bytes"));
   const std::string of_job = " of job '" + hello.job + "'";
   if (embedded() && hello.job != options_.job)
     return refused("this server takes no part" + of_job +
@@ -45,9 +45,9 @@ Status ServerCore::objection(const JobName& name, const wire::Hello& hello) cons
   const Job* job = found == jobs_.end() ? nullptr : found->second.get();
   const std::uint32_t generation = job != nullptr ? job->generation : embedded() ? options_.generation : 0;
   if (hello.generation < generation)
-    return refused("generation " + std::to_string(hello.generation) + of_job + " has ended, this is generation " +
-                   std::to_string(generation) +
-                   "; the process has been replaced: end it, or the earlier run of the job that is still connected");
+    return refused(
+        concat("generation ", hello.generation, of_job, " has ended, this is generation ", generation,
+               "; the process has been replaced: end it, or the earlier run of the job that is still connected"));
   if (job != nullptr && std::ranges::find(job->earlier_runs, hello.run) != job->earlier_runs.end())
     return refused("another run" + of_job + " has replaced this one" + kNameJobs);
   if (Status why = surroundings_.tenants->objection(name, run_of(hello)); !why.ok()) return why;
@@ -56,24 +56,22 @@ Status ServerCore::objection(const JobName& name, const wire::Hello& hello) cons
   const bool all = embedded() && options_.on_failure != OnFailure::shrink;
   const std::uint32_t expected = job != nullptr ? job->worker_count : all ? most : hello.worker_count;
   if (hello.worker_count != expected || hello.rank >= expected || expected > most)
-    return refused("this server serves " + std::to_string(std::min(expected, most)) + " workers" + of_job +
-                   ", not rank " + std::to_string(hello.rank) + " of " + std::to_string(hello.worker_count) +
-                   "; give all ranks the same WORLD_SIZE");
+    return refused(concat("this server serves ", std::min(expected, most), " workers", of_job, ", not rank ",
+                          hello.rank, " of ", hello.worker_count, "; give all ranks the same WORLD_SIZE"));
   if (job != nullptr && !embedded() && job->connections.size() >= most_connections(surroundings_.core_count))
-    return refused(
-        "the job has " + std::to_string(job->connections.size()) +
+    return refused(concat(
+        "the job has ", job->connections.size(),
         " connections to a core of this server, which is the limit: half of the descriptors that its process may "
-        "open; raise its `ulimit -n`");
+        "open; raise its `ulimit -n`"));
   if (const auto& host = hello.host; host && (host->count < 2 || host->count >= expected || host->index >= host->count))
-    return refused("a machine " + std::to_string(host->index) + " of " + std::to_string(host->count) +
-                   " does not fit " + std::to_string(expected) + " workers");
+    return refused(concat("a machine ", host->index, " of ", host->count, " does not fit ", expected, " workers"));
   if (std::string why = pace_objection(job, hello); !why.empty()) return refused(std::move(why));
   return refused(job != nullptr ? job->objection(hello) : "");
 }
 
 /// Says why this server cannot do what the job's options ask for. `job` is null before the job is known here.
 std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello) const {
-  const std::string rank = "rank " + std::to_string(hello.rank);
+  const std::string rank = concat("rank ", hello.rank);
   if (!hello.pace)
     return rank + " asks for a treatment of stragglers that this server does not know; install the same poseidon-dl";
   if (job != nullptr && job->pace != *hello.pace)
@@ -122,10 +120,10 @@ Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hel
 /// Says that the job has gone on to its next generation or has been started again.
 Status ServerCore::replaced_by(const wire::Hello& next, const Job& job) {
   const std::string of_job = " of job '" + job.name.name + "' has ";
-  return {ErrorCode::aborted, job.generation < next.generation
-                                  ? "generation " + std::to_string(job.generation) + of_job +
-                                        "been replaced by generation " + std::to_string(next.generation)
-                                  : "another run" + of_job + "replaced this one" + kNameJobs};
+  return {ErrorCode::aborted,
+          job.generation < next.generation
+              ? concat("generation ", job.generation, of_job, "been replaced by generation ", next.generation)
+              : "another run" + of_job + "replaced this one" + kNameJobs};
 }
 
 /// Ends a generation. It tells the workers that are still connected and closes their connections. Until these are

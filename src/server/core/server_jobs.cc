@@ -18,8 +18,8 @@ CoreJobReport ServerCore::report_of(const Job& job) {
   report.memory_limit_bytes = budget.limit_bytes();
   report.open_chunk_count = job.shard.open_chunk_count();
   if (job.shard_of_hosts) report.open_chunk_count += job.shard_of_hosts->open_chunk_count();
-  report.bytes_sent = job.closed_bytes_sent;
-  report.bytes_received = job.closed_bytes_received;
+  report.bytes_sent = job.closed_traffic.bytes_sent;
+  report.bytes_received = job.closed_traffic.bytes_received;
   for (Connection* connection : job.connections) {
     core.connected_ranks.insert(connection->rank);
     core.last_progress_ns = std::max(core.last_progress_ns, connection->last_progress_ns);
@@ -31,22 +31,21 @@ CoreJobReport ServerCore::report_of(const Job& job) {
 
 std::vector<CoreJobReport> ServerCore::jobs() {
   loop_->check_other_thread();
-  std::vector<CoreJobReport> reports;
-  loop_->call([&] {
+  return loop_->call([this] {
+    std::vector<CoreJobReport> reports;
     for (const auto& [name, job] : jobs_) reports.push_back(report_of(*job));
+    return reports;
   });
-  return reports;
 }
 
 bool ServerCore::has_values_for_others() {
   loop_->check_other_thread();
-  bool has = false;
-  loop_->call([&] {
-    for (const auto& [name, job] : jobs_)
-      has = has || (job->shard_of_values().has_values() &&
-                    std::ranges::any_of(job->connections, [](const Connection* one) { return !one->left; }));
+  const auto stays = [](const Connection* one) { return !one->left; };
+  return loop_->call([&] {
+    return std::ranges::any_of(jobs_, [&](const auto& job) {
+      return job.second->shard_of_values().has_values() && std::ranges::any_of(job.second->connections, stays);
+    });
   });
-  return has;
 }
 
 void ServerCore::evict(const JobName& job, const JobRun& run, const Status& why) {

@@ -1,5 +1,4 @@
 // How a ServerCore keeps jobs to Options::rate_limit (rate_limit.h).
-#include <chrono>
 #include <utility>
 
 #include "base/clock.h"

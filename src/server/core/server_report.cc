@@ -41,9 +41,10 @@ void write_connection(JsonWriter& json, const ConnectionReport& connection, std:
 }
 
 Status departed_status(std::uint32_t rank) {
-  return {ErrorCode::peer_lost, "rank " + std::to_string(rank) +
-                                    " has shut down and will not push this; give every rank the same number of steps, "
-                                    "or use join()"};
+  return {ErrorCode::peer_lost,
+          concat("rank ", rank,
+                 " has shut down and will not push this; give every rank the same number of steps, "
+                 "or use join()")};
 }
 
 /// Such as "1, 2, 3" or, of many, "1, 2, 3, 4, 5, 6, 7, 8 and 400 more".
@@ -51,7 +52,7 @@ std::string text_of(const std::vector<std::uint32_t>& ranks) {
   std::string text;
   for (std::size_t i = 0; i < std::min(ranks.size(), kMostRanks); ++i)
     text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
-  if (ranks.size() > kMostRanks) text += " and " + std::to_string(ranks.size() - kMostRanks) + " more";
+  if (ranks.size() > kMostRanks) text += concat(" and ", ranks.size() - kMostRanks, " more");
   return text;
 }
 
@@ -109,9 +110,9 @@ std::vector<std::uint32_t> ServerCore::silent_ranks(const Job& job, const OpenCh
 void ServerCore::tell_overdue(Job& job, const OpenChunk& chunk, const std::vector<std::uint32_t>& silent) {
   const Status status(
       ErrorCode::timeout,
-      std::string("waiting for the push of ") + (chunk.by_host ? "the machine of rank " : "rank ") + text_of(silent) +
-          " since " + std::to_string((now_ns() - chunk.started_ns) / 1'000'000) +
-          " ms; the rank is stopped, far behind or disconnected: see its output, or raise POSEIDON_TIMEOUT");
+      concat("waiting for the push of ", chunk.by_host ? "the machine of rank " : "rank ", text_of(silent), " since ",
+             (now_ns() - chunk.started_ns) / 1'000'000,
+             " ms; the rank is stopped, far behind or disconnected: see its output, or raise POSEIDON_TIMEOUT"));
   FlightEvent event;
   event.kind = FlightEvent::Kind::overdue;
   event.party = FlightEvent::Party::worker;
@@ -167,7 +168,7 @@ void ServerCore::tell_lost(const Connection& connection, const Status& status) {
   remember_open_chunks(*connection.job);
   if (status.code() == ErrorCode::peer_lost)
     tell_failure(*connection.job, FailureSource::lost, connection.rank,
-                 status.with_context("the server lost rank " + std::to_string(connection.rank)));
+                 status.with_context(concat("the server lost rank ", connection.rank)));
 }
 
 void ServerCore::tell_failure(const Job& job, FailureSource source, std::uint32_t rank, const Status& status) const {
@@ -204,7 +205,7 @@ void ServerCore::report(JsonWriter& json, std::int64_t time_ns) {
   json.end_array().field("open_chunk_count", open.size()).key("open_chunks").begin_array();
   for (std::size_t i = 0; i < std::min(open.size(), kMostChunks); ++i) write_chunk(json, open[i], time_ns);
   json.end_array().key("loop");
-  write_events(json, "server core " + std::to_string(surroundings_.index), events, time_ns);
+  write_events(json, concat("server core ", surroundings_.index), events, time_ns);
   json.end_object();
 }
 

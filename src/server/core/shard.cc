@@ -1,9 +1,6 @@
 #include "server/core/shard.h"
 
-#include <algorithm>
-#include <cstdint>
 #include <iterator>
-#include <utility>
 
 #include "base/clock.h"
 #include "base/invariant.h"
@@ -12,7 +9,6 @@
 #include "server/chunk/no_room.h"
 #include "wire/messages/contribution.h"
 #include "wire/messages/rule.h"
-#include "wire/messages/stored.h"
 #include "wire/messages/units.h"
 
 namespace poseidon {
@@ -86,8 +82,9 @@ Status Shard::Entry::update(const wire::Contribution& shape, Buffer gradient) {
 Result<Shard::Entry*> Shard::open(const wire::Envelope& about) {
   if (const auto found = entries_.find(key_of(about)); found != entries_.end()) return &found->second;
   if (entries_.size() >= limits::kChunks)
-    return Status(ErrorCode::refused, "a core of a server holds at most " + std::to_string(limits::kChunks) +
-                                          " chunks of a job; use more servers, or more cores of each (server_cores)");
+    return Status(ErrorCode::refused,
+                  concat("a core of a server holds at most ", limits::kChunks,
+                         " chunks of a job; use more servers, or more cores of each (server_cores)"));
   if (!pool_->try_charge(entry_bytes_)) return no_room(entry_bytes_);
   return &entries_.try_emplace(key_of(about), *this).first->second;
 }
@@ -161,9 +158,10 @@ Result<Shard::Entry*> Shard::admit(const wire::Contribution& push, Requester& fr
   auto opened = open(push);
   if (!opened.ok()) return opened;
   Entry& entry = *opened.value();
-  const Status status = entry.computing ? Status(ErrorCode::refused, "the chunk is being reduced; step " +
-                                                                         std::to_string(push.step) + " comes too early")
-                                        : entry.pace->admit(entry, push, from);
+  const Status status =
+      entry.computing
+          ? Status(ErrorCode::refused, concat("the chunk is being reduced; step ", push.step, " comes too early"))
+          : entry.pace->admit(entry, push, from);
   if (status.ok()) {
     if (collects_ && push.stored) {
       const Rule* known = rule_of(push);
@@ -330,8 +328,8 @@ Status Shard::keep_rule(std::uint64_t key, Rule rule) {
   }
   const std::size_t most = limits::kRules * (pace_->traits.applies_each_push ? worker_count_ : 1);
   if (rules_.size() >= most)
-    return {ErrorCode::refused, "a core of a server keeps at most " + std::to_string(most) +
-                                    " rules of a job; use more servers, or more cores of each (server_cores)"};
+    return {ErrorCode::refused, concat("a core of a server keeps at most ", most,
+                                       " rules of a job; use more servers, or more cores of each (server_cores)")};
   constexpr std::size_t rule_bytes = limits::kNodeBytes + sizeof(Rule);
   if (!pool_->try_charge(rule_bytes)) return no_room(rule_bytes);
   rules_.emplace(key, std::move(rule));
@@ -362,9 +360,8 @@ Status Shard::assign(const wire::Header& header, std::span<const std::byte> payl
   one_thread_.check();
   const auto request = wire::Assign::read(header);
   if (payload.empty() || payload.size() % dtype_bytes(request.dtype) != 0)
-    return {ErrorCode::refused, "an assignment of " + std::to_string(payload.size()) +
-                                    " bytes is not a whole number of elements of " +
-                                    std::string(dtype_name(request.dtype))};
+    return {ErrorCode::refused, concat("an assignment of ", payload.size(),
+                                       " bytes is not a whole number of elements of ", dtype_name(request.dtype))};
   const std::size_t new_bytes = request.float32_value ? 4 * payload.size() : payload.size();
   if (!pool_->has_room(new_bytes)) return no_room(new_bytes);
   auto entry = open(header);
@@ -418,7 +415,7 @@ Status Shard::pull(const wire::Header& header, Requester& from) {
   Entry& entry = *opened.value();
   const auto same = [&from](const PendingPull& pull) { return pull.from == &from; };
   if (std::ranges::any_of(entry.pulls, same))
-    return {ErrorCode::refused, "rank " + std::to_string(header.rank) + " waits for this chunk's value already"};
+    return {ErrorCode::refused, concat("rank ", header.rank, " waits for this chunk's value already")};
   entry.pulls.push_back({header, wire::Pull::read(header), &from});
   if (stored_of(entry).has_value()) answer_pulls(entry);
   return {};

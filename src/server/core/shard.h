@@ -13,6 +13,7 @@
 
 #include "base/buffer_pool.h"
 #include "base/one_thread.h"
+#include "base/pinned.h"
 #include "base/thread.h"
 #include "poseidon/client.h"
 #include "server/checkpoint/shard_checkpoint.h"
@@ -32,15 +33,13 @@ struct ShardThreads {
 };
 
 /// Only the loop thread uses it. ErrorCode::refused concerns only the sender of the message.
-class Shard {
+class Shard : private Pinned {
  public:
   /// The objects of `threads` must outlive the shard's last message. What the shard holds is charged to `budget`. The
   /// shard refuses what has no room there.
   Shard(std::uint32_t worker_count, Reduction reduction, ShardThreads threads,
         std::shared_ptr<MemoryBudget> budget = std::make_shared<MemoryBudget>(0));
   ~Shard();
-  Shard(const Shard&) = delete;
-  Shard& operator=(const Shard&) = delete;
 
   /// Sets what saves and restores the values that this shard stores. Call it before the first message.
   void set_checkpoint(std::unique_ptr<ShardCheckpoint> checkpoint) { checkpoint_ = std::move(checkpoint); }

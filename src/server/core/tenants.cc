@@ -19,8 +19,8 @@ Result<Allowance> Tenants::admit(const JobName& job, const JobRun& run) {
   if (!tenant) {
     const auto count = std::ranges::count_if(tenants_, [&](const auto& e) { return e.first.key_id == job.key_id; });
     if (count >= max_jobs_)
-      return Status(ErrorCode::refused, "this server already serves max_jobs=" + std::to_string(max_jobs_) +
-                                            " jobs; start it with a higher max_jobs");
+      return Status(ErrorCode::refused, concat("this server already serves max_jobs=", max_jobs_,
+                                               " jobs; start it with a higher max_jobs"));
     tenant = std::make_shared<Tenant>(memory_limit_, server_memory_, rate_limit_);
     tenants_[job] = tenant;
   }

@@ -21,10 +21,7 @@ class Arrivals {
   bool add(std::uint32_t rank, std::int64_t time_ns);
   /// Removes a rank's arrival, because its sender has left.
   void remove(std::uint32_t rank);
-  bool more_than_half() const {
-    one_thread_.check();
-    return count_ > times_ns_.size() / 2;
-  }
+  bool more_than_half() const { return one_thread_.checked(count_) > times_ns_.size() / 2; }
   /// The median absolute deviation of the arrivals, in ns. Ranks that have not arrived count as the farthest. Only with
   /// more_than_half().
   std::int64_t deviation_ns() const;

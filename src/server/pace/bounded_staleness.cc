@@ -1,6 +1,5 @@
 #include "server/pace/bounded_staleness.h"
 
-#include <string>
 #include <utility>
 
 #include "kernel/kernel.h"

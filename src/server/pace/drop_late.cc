@@ -1,9 +1,6 @@
 #include "server/pace/drop_late.h"
 
 #include <algorithm>
-#include <chrono>
-#include <string>
-#include <utility>
 
 #include "base/clock.h"
 #include "server/chunk/limits.h"
@@ -17,8 +14,8 @@ constexpr std::uint64_t kRarely = 10;
 constexpr std::uint64_t kStepsToJudge = 20;
 
 Status still_arriving(const wire::Contribution& push) {
-  return {ErrorCode::refused, "rank " + std::to_string(push.rank) + " pushes step " + std::to_string(push.step) +
-                                  " while an earlier push is still arriving"};
+  return {ErrorCode::refused,
+          concat("rank ", push.rank, " pushes step ", push.step, " while an earlier push is still arriving")};
 }
 
 }  // namespace
@@ -194,10 +191,10 @@ void DroppingShard::count_late(DropLate& chunk, std::uint32_t rank, std::uint64_
     return;
   noticed_[rank] = true;
   surroundings_.on_notice(
-      rank, "rank " + std::to_string(rank) + " comes late: " + std::to_string(late_steps) + " of the last " +
-                std::to_string(judged_steps) +
-                " steps ended without its gradients (stragglers=drop), so that its data counts less in the training; "
-                "find out what slows its host down, or raise straggler_factor");
+      rank,
+      concat("rank ", rank, " comes late: ", late_steps, " of the last ", judged_steps,
+             " steps ended without its gradients (stragglers=drop), so that its data counts less in the training; "
+             "find out what slows its host down, or raise straggler_factor"));
 }
 
 std::vector<LateRank> DroppingShard::late_ranks() const {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/pinned.h"
 #include "server/pace/arrivals.h"
 #include "server/pace/late_results.h"
 #include "server/pace/wait_for_all.h"
@@ -18,12 +19,10 @@ class DroppingShard;
 
 /// When more than half of the ranks have contributed, the step gets a deadline. A contribution that comes after its
 /// step has ended is discarded, and answered with that step's result (late_results.h).
-class DropLate final : public WaitForAll {
+class DropLate final : public WaitForAll, private Pinned {
  public:
   DropLate(DroppingShard& shard, PacedChunk& chunk);
   ~DropLate() override;
-  DropLate(const DropLate&) = delete;
-  DropLate& operator=(const DropLate&) = delete;
 
   Status admit(PacedChunk& chunk, const wire::Contribution& push, Requester& from) override;
   std::span<std::byte> place(PacedChunk& chunk, const wire::Contribution& push, Requester& from, Buffer buffer,

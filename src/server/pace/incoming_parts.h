@@ -23,14 +23,8 @@ class IncomingParts {
     Buffer buffer;
   };
 
-  bool empty() const {
-    one_thread_.check();
-    return parts_.empty();
-  }
-  bool has(std::uint32_t rank) const {
-    one_thread_.check();
-    return parts_.contains(rank);
-  }
+  bool empty() const { return one_thread_.checked(parts_).empty(); }
+  bool has(std::uint32_t rank) const { return one_thread_.checked(parts_).contains(rank); }
   /// Returns the memory for the rank's payload, which is `buffer`.
   std::span<std::byte> place(std::uint32_t rank, Requester* from, Buffer buffer) {
     one_thread_.check();

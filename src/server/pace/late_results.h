@@ -26,19 +26,10 @@ class LateResults {
  public:
   LateResults(std::uint32_t worker_count, std::shared_ptr<BufferPool> pool);
 
-  bool has_ended(std::uint64_t step) const {
-    one_thread_.check();
-    return step <= last_step_;
-  }
-  std::size_t kept_count() const {
-    one_thread_.check();
-    return kept_.size();
-  }
+  bool has_ended(std::uint64_t step) const { return step <= one_thread_.checked(last_step_); }
+  std::size_t kept_count() const { return one_thread_.checked(kept_).size(); }
   /// Whether it neither keeps nor receives anything.
-  bool idle() const {
-    one_thread_.check();
-    return kept_.empty() && incoming.empty();
-  }
+  bool idle() const { return one_thread_.checked(kept_).empty() && incoming.empty(); }
 
   /// Reserves memory for the result of `size_bytes` of a step that is about to end without some ranks. Returns false if
   /// the job's memory has no room for it.

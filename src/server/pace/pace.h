@@ -14,6 +14,7 @@
 
 #include "base/buffer.h"
 #include "base/buffer_pool.h"
+#include "base/pinned.h"
 #include "poseidon/client.h"
 #include "server/chunk/chunk_state.h"
 #include "server/chunk/requester.h"
@@ -85,12 +86,10 @@ struct PaceTraits {
 
 /// The pace of one shard: what its chunks' paces share. It must outlive them. Only the loop thread of the shard uses
 /// it (Shard checks it).
-class ShardPace {
+class ShardPace : private Pinned {
  public:
   explicit ShardPace(PaceTraits its_traits) : traits(its_traits) {}
   virtual ~ShardPace() = default;
-  ShardPace(const ShardPace&) = delete;
-  ShardPace& operator=(const ShardPace&) = delete;
 
   /// Makes the pace of a new chunk, which must outlive it.
   virtual std::shared_ptr<ChunkPace> chunk_pace(PacedChunk& chunk) = 0;

@@ -1,7 +1,6 @@
 #include "server/pace/rank_clocks.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "base/clock.h"
@@ -18,8 +17,8 @@ Status RankClocks::admit(const wire::Contribution& push) const {
   const std::uint64_t expected = clocks_[push.rank] + 1;
   const bool waits = std::ranges::any_of(waiting_, [&](const Waiting& one) { return one.push.rank == push.rank; });
   if (push.step == expected && !waits && !incoming.has(push.rank)) return {};
-  return refused_push(push, "the server expects step " + std::to_string(expected) +
-                                (waits ? ", after the answer to its last push" : ""));
+  return refused_push(push,
+                      concat("the server expects step ", expected, waits ? ", after the answer to its last push" : ""));
 }
 
 void RankClocks::tick(const wire::Contribution& push, Requester& from) {

@@ -33,19 +33,13 @@ class RankClocks {
   void tick(const wire::Contribution& push, Requester& from);
   /// Returns the pushes that are to be answered now, in the order in which they came.
   std::vector<Waiting> release();
-  const std::vector<Waiting>& waiting() const {
-    one_thread_.check();
-    return waiting_;
-  }
+  const std::vector<Waiting>& waiting() const { return one_thread_.checked(waiting_); }
   /// Returns the ranks that keep a push of this step from being answered.
   std::vector<std::uint32_t> ranks_behind(std::uint64_t step) const;
   /// Forgets a requester that has left.
   void drop(const Requester* from);
   /// Whether nobody has pushed yet and nothing is being received.
-  bool idle() const {
-    one_thread_.check();
-    return slowest_.contains(0) && slowest_.size() == 1 && incoming.empty();
-  }
+  bool idle() const { return one_thread_.checked(slowest_).contains(0) && slowest_.size() == 1 && incoming.empty(); }
 
   IncomingParts incoming;
 

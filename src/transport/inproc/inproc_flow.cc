@@ -1,10 +1,10 @@
 #include "transport/inproc/inproc_flow.h"
 
-#include <atomic>
 #include <cstring>
 
 #include "base/invariant.h"
 #include "transport/flow_end.h"
+#include "transport/loan.h"
 
 namespace poseidon::inproc {
 
@@ -31,29 +31,6 @@ void Link::detach(std::size_t end) {
   const std::lock_guard lock(mutex_);
   ends_[end] = {};
 }
-
-/// A payload that the receiver holds. It gives the memory back when it is released or destroyed.
-class InprocFlow::Loan {
- public:
-  Loan(std::shared_ptr<Link> link, std::size_t lender, std::uint64_t id)
-      : link_(std::move(link)), lender_(lender), id_(id) {}
-  ~Loan() { release(); }
-  Loan(const Loan&) = delete;
-  Loan& operator=(const Loan&) = delete;
-
-  void release() {
-    if (released_.exchange(true)) return;
-    link_->post(lender_, [id = id_](InprocFlow* flow) {
-      if (flow != nullptr) flow->complete(id, Status());
-    });
-  }
-
- private:
-  const std::shared_ptr<Link> link_;
-  const std::size_t lender_;
-  const std::uint64_t id_;
-  std::atomic<bool> released_{false};
-};
 
 std::pair<std::shared_ptr<InprocFlow>, std::shared_ptr<InprocFlow>> InprocFlow::make_pair(
     Loop& first_loop, std::string first_peer_name, Loop& second_loop, std::string second_peer_name) {
@@ -85,7 +62,7 @@ void InprocFlow::set_receiver(Receiver* receiver) {
   });
 }
 
-void InprocFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload, Done done) {
+void InprocFlow::send(wire::Header header, Pieces payload, Done done) {
   loop_.check_thread();
   const Status refusal = check_send(end_status_, !closed_, peer_name_, header, payload);
   std::erase_if(payload, [](const auto& piece) { return piece.empty(); });
@@ -148,19 +125,17 @@ Status InprocFlow::deliver(const Message& message) {
     if (!accepted.ok() || closed_) return accepted.status();
     return receiver_->on_message(*this, message.header, {}, {});
   }
-  auto loan = std::make_shared<Loan>(link_, 1 - end_, message.id);
+  auto release = make_loan([link = link_, sender = 1 - end_, id = message.id] { reply(*link, sender, id, {}); });
   const auto accepted = receiver_->accept(*this, message.header, true);
   if (!accepted.ok() || closed_) return accepted.status();
-  return receiver_->on_message(*this, message.header, message.payload.front(), [loan] { loan->release(); });
+  return receiver_->on_message(*this, message.header, message.payload.front(), std::move(release));
 }
 
 Status InprocFlow::deliver_copy(const Message& message) {
   auto place = receiver_->accept(*this, message.header, false);
-  if (!place.ok() || closed_ || place.value().size() != message.header.payload_bytes) {
+  if (Status status = check_place(place, message.header); !status.ok() || closed_) {
     reply(*link_, 1 - end_, message.id, closed_by_peer());
-    if (!place.ok() || closed_) return place.status();
-    return {ErrorCode::invalid_argument, "the receiver gave " + std::to_string(place.value().size()) +
-                                             " bytes for a payload of " + std::to_string(message.header.payload_bytes)};
+    return status;
   }
   std::byte* to = place.value().data();
   for (const auto& piece : message.payload) {

@@ -10,7 +10,6 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "transport/transport.h"
 
@@ -42,8 +41,6 @@ class Link {
 /// alive until on_closed has run. Otherwise, dropping the last reference closes the connection.
 class InprocFlow final : public Flow, public std::enable_shared_from_this<InprocFlow> {
  public:
-  using Done = std::function<void(const Status&)>;
-
   /// Returns the two ends; the first one is on `first_loop`. Each end is used on its own loop only.
   static std::pair<std::shared_ptr<InprocFlow>, std::shared_ptr<InprocFlow>> make_pair(Loop& first_loop,
                                                                                        std::string first_peer_name,
@@ -54,19 +51,16 @@ class InprocFlow final : public Flow, public std::enable_shared_from_this<Inproc
   ~InprocFlow() override;
 
   void set_receiver(Receiver* receiver) override;
-  void send(wire::Header header, std::vector<std::span<const std::byte>> payload, Done done) override;
+  void send(wire::Header header, Pieces payload, Done done) override;
   void close(std::chrono::milliseconds linger) override;
   void resume() override;
   const std::string& peer_name() const override { return peer_name_; }
-  std::uint64_t bytes_sent() const override { return 0; }
-  std::uint64_t bytes_received() const override { return 0; }
 
  private:
-  class Loan;
   struct Message {
     std::uint64_t id = 0;
     wire::Header header;
-    std::vector<std::span<const std::byte>> payload;  // the sender's memory, without empty pieces
+    Pieces payload;  // the sender's memory, without empty pieces
   };
 
   void arrive(Message message);

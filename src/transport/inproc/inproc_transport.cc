@@ -1,9 +1,7 @@
 #include "transport/inproc/inproc_transport.h"
 
-#include <algorithm>
 #include <map>
 #include <mutex>
-#include <string>
 #include <utility>
 
 #include "transport/connect_attempts.h"
@@ -13,8 +11,6 @@ namespace poseidon {
 
 namespace inproc {
 namespace {
-
-using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
 
 struct Acceptor {
   Loop& loop;
@@ -50,7 +46,7 @@ class Registry {
     const auto found = acceptors_.find(address);
     if (found == acceptors_.end()) return nullptr;
     const auto acceptor = found->second;
-    const std::string name = "client " + std::to_string(next_client_++) + " of " + address;
+    const std::string name = concat("client ", next_client_++, " of ", address);
     auto [ours, theirs] = InprocFlow::make_pair(loop, address, acceptor->loop, name);
     ours->set_key_id(key_id_);
     theirs->set_key_id(key_id_);
@@ -89,9 +85,8 @@ class InprocListener final : public Listener {
 /// One connect(), which tries again until the deadline. Its timer keeps it alive. Only the loop thread uses it.
 class Connector : public std::enable_shared_from_this<Connector> {
  public:
-  using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;
-
-  Connector(std::shared_ptr<Registry> registry, Loop& loop, std::string address, Clock::time_point deadline, Done done)
+  Connector(std::shared_ptr<Registry> registry, Loop& loop, std::string address, Clock::time_point deadline,
+            OnConnect done)
       : registry_(std::move(registry)),
         loop_(loop),
         address_(std::move(address)),
@@ -110,7 +105,7 @@ class Connector : public std::enable_shared_from_this<Connector> {
   const std::shared_ptr<Registry> registry_;
   Loop& loop_;
   const std::string address_;
-  const Done done_;
+  const OnConnect done_;
   ConnectAttempts attempts_;
 };
 
@@ -126,7 +121,7 @@ class InprocTransport final : public Transport {
         std::make_unique<InprocListener>(registry_, std::move(acceptor), std::move(name.value())));
   }
 
-  void connect(Loop& loop, const std::string& address, Clock::time_point deadline, Connector::Done done) override {
+  void connect(Loop& loop, const std::string& address, Clock::time_point deadline, OnConnect done) override {
     auto connector = std::make_shared<Connector>(registry_, loop, address, deadline, std::move(done));
     loop.post([connector] { connector->ask(); });
   }

@@ -18,10 +18,7 @@ class BlockMap {
   std::optional<std::uint32_t> take(std::uint32_t count);
   /// Frees the run that take() returned at `first`. Returns false if there is no such run.
   bool give_back(std::uint32_t first);
-  std::uint32_t used_count() const {
-    one_thread_.check();
-    return used_count_;
-  }
+  std::uint32_t used_count() const { return one_thread_.checked(used_count_); }
 
  private:
   std::uint32_t next(std::uint32_t from, bool used) const;

@@ -1,37 +1,11 @@
 #include "transport/shm/inbox.h"
 
-#include <atomic>
 #include <cstring>
-#include <string>
-#include <utility>
 
 #include "base/invariant.h"
+#include "transport/loan.h"
 
 namespace poseidon::shm {
-
-namespace {
-
-/// A lent payload. It gives its blocks back when it is released or destroyed.
-class Loan {
- public:
-  Loan(std::shared_ptr<Returns> returns, std::uint32_t first_block, std::uint32_t block_count)
-      : returns_(std::move(returns)), first_block_(first_block), block_count_(block_count) {}
-  ~Loan() { release(); }
-  Loan(const Loan&) = delete;
-  Loan& operator=(const Loan&) = delete;
-
-  void release() {
-    if (!released_.exchange(true)) returns_->end_loan(first_block_, block_count_);
-  }
-
- private:
-  const std::shared_ptr<Returns> returns_;
-  const std::uint32_t first_block_;
-  const std::uint32_t block_count_;
-  std::atomic<bool> released_{false};
-};
-
-}  // namespace
 
 void Returns::give_back(std::uint32_t first_block) {
   Lane& lane = segment_->incoming();
@@ -64,7 +38,7 @@ Result<std::optional<Descriptor>> Inbox::next() {
   const std::uint64_t written = lane_.descriptors_written.load();
   if (written == read_) return std::optional<Descriptor>();
   if (written - read_ > kDescriptorCount) {
-    return Status(ErrorCode::mismatch, "shared memory: " + std::to_string(written - read_) + " descriptors at once");
+    return Status(ErrorCode::mismatch, concat("shared memory: ", written - read_, " descriptors at once"));
   }
   Descriptor descriptor;
   std::memcpy(&descriptor, &lane_.descriptors[read_ % kDescriptorCount], sizeof(descriptor));
@@ -81,8 +55,8 @@ Status Inbox::check(const Descriptor& descriptor) const {
   }
   if (descriptor.data_bytes > kAreaBytes || descriptor.first_block >= kBlockCount ||
       blocks_for(descriptor.data_bytes) > kBlockCount - descriptor.first_block) {
-    return {ErrorCode::mismatch, "shared memory: " + std::to_string(descriptor.data_bytes) + " bytes from block " +
-                                     std::to_string(descriptor.first_block) + " on"};
+    return {ErrorCode::mismatch,
+            concat("shared memory: ", descriptor.data_bytes, " bytes from block ", descriptor.first_block, " on")};
   }
   return {};
 }
@@ -102,8 +76,9 @@ std::function<void()> Inbox::lend(const Descriptor& descriptor) {
   one_thread_.check();
   const std::uint32_t block_count = blocks_for(descriptor.data_bytes);
   if (!returns_->lend(block_count)) return {};
-  const auto loan = std::make_shared<Loan>(returns_, descriptor.first_block, block_count);
-  return [loan] { loan->release(); };
+  return make_loan([returns = returns_, first_block = descriptor.first_block, block_count] {
+    returns->end_loan(first_block, block_count);
+  });
 }
 
 bool Inbox::sleep() {

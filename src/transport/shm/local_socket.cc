@@ -10,6 +10,7 @@
 #include <span>
 #include <utility>
 
+#include "base/pinned.h"
 #include "base/random_bytes.h"
 
 namespace poseidon::shm {
@@ -27,7 +28,7 @@ struct Greeting {
 constexpr std::size_t kFileCount = 3;
 
 /// The one message of a connection: a greeting, with room for the files.
-struct Parcel {
+struct Parcel : private Pinned {
   Greeting greeting;
   iovec bytes{&greeting, sizeof(greeting)};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kFileCount * sizeof(int))> control{};
@@ -39,8 +40,6 @@ struct Parcel {
     message.msg_control = control.data();
     message.msg_controllen = control.size();
   }
-  Parcel(const Parcel&) = delete;
-  Parcel& operator=(const Parcel&) = delete;
 };
 
 }  // namespace
@@ -49,8 +48,8 @@ Result<SocketName> socket_name(const std::string& text) {
   SocketName name;
   // An abstract name begins with a 0 byte and has no terminating 0.
   if (text.empty() || text.size() >= sizeof(name.address.sun_path)) {
-    return Status(ErrorCode::invalid_argument, "'" + text + "' is no name for shared memory: it must have 1 to " +
-                                                   std::to_string(sizeof(name.address.sun_path) - 1) + " bytes");
+    return Status(ErrorCode::invalid_argument, concat("'", text, "' is no name for shared memory: it must have 1 to ",
+                                                      sizeof(name.address.sun_path) - 1, " bytes"));
   }
   name.address.sun_family = AF_UNIX;
   std::memcpy(name.address.sun_path + 1, text.data(), text.size());
@@ -77,9 +76,10 @@ Result<pid_t> peer_process(int socket) {
     return Status(ErrorCode::refused, "the other process is unknown: " + errno_text(errno));
   }
   if (peer.uid != ::geteuid()) {
-    return Status(ErrorCode::refused,
-                  "process " + std::to_string(peer.pid) +
-                      " belongs to another user; start all processes of a machine as one user, or use transport=tcp");
+    return Status(
+        ErrorCode::refused,
+        concat("process ", peer.pid,
+               " belongs to another user; start all processes of a machine as one user, or use transport=tcp"));
   }
   return peer.pid;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 
 #include "base/invariant.h"
 
@@ -49,8 +48,7 @@ bool Outbox::wait() {
 Status Outbox::collect() {
   const std::uint64_t read = lane_.descriptors_read.load();
   if (read < seen_read_ || read > written_) {
-    return {ErrorCode::mismatch,
-            "shared memory: descriptor " + std::to_string(read) + " of " + std::to_string(written_) + " was read"};
+    return {ErrorCode::mismatch, concat("shared memory: descriptor ", read, " of ", written_, " was read")};
   }
   seen_read_ = read;
   const std::uint64_t returns_written = lane_.returns_written.load();
@@ -60,7 +58,7 @@ Status Outbox::collect() {
   for (; returns_read_ != returns_written; ++returns_read_) {
     const std::uint32_t first = lane_.returns[returns_read_ % kBlockCount].load(std::memory_order_relaxed);
     if (!blocks_.give_back(first)) {
-      return {ErrorCode::mismatch, "shared memory: block " + std::to_string(first) + " returned that was not sent"};
+      return {ErrorCode::mismatch, concat("shared memory: block ", first, " returned that was not sent")};
     }
   }
   return {};

@@ -38,8 +38,7 @@ Status check_memory(int memory) {
   struct stat found {};
   if (::fstat(memory, &found) != 0) return system_error("fstat");
   if (found.st_size != static_cast<off_t>(kSegmentBytes)) {
-    return {ErrorCode::mismatch,
-            "shared memory of " + std::to_string(found.st_size) + " bytes instead of " + std::to_string(kSegmentBytes)};
+    return {ErrorCode::mismatch, concat("shared memory of ", found.st_size, " bytes instead of ", kSegmentBytes)};
   }
   return {};
 }

@@ -13,6 +13,7 @@
 #include <span>
 
 #include "base/file_descriptor.h"
+#include "base/pinned.h"
 #include "poseidon/status.h"
 #include "wire/header.h"
 
@@ -66,7 +67,7 @@ struct SegmentFiles {
 };
 
 /// Immutable, except for the memory that it maps. Thread-safe. It lives until the flow and all loans have released it.
-class Segment {
+class Segment : private Pinned {
  public:
   /// Creates the files at the end that connects. Both ends map them.
   static Result<SegmentFiles> make_files();
@@ -75,8 +76,6 @@ class Segment {
 
   Segment(SegmentFiles files, std::byte* memory, bool connector);
   ~Segment();
-  Segment(const Segment&) = delete;
-  Segment& operator=(const Segment&) = delete;
 
   Lane& outgoing() const { return *lane(connector_ ? 0 : 1); }
   Lane& incoming() const { return *lane(connector_ ? 1 : 0); }

@@ -4,13 +4,10 @@
 #include <cstring>
 #include <utility>
 
-#include "base/invariant.h"
-
 namespace poseidon::shm {
 
-void SendQueue::push(const wire::Header& header, std::vector<std::span<const std::byte>> payload, Done done) {
-  one_thread_.check();
-  waiting_.push(header.priority, {header, std::move(payload), std::move(done)});
+void SendQueue::push(const wire::Header& header, Pieces payload, Done done) {
+  one_thread_.checked(waiting_).push(header.priority, {header, std::move(payload), std::move(done)});
 }
 
 void SendQueue::copy(std::span<std::byte> out) {

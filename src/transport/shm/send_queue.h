@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/invariant.h"
 #include "base/one_thread.h"
 #include "poseidon/status.h"
@@ -22,11 +23,8 @@ class SendQueue {
   using Done = std::function<void(const Status&)>;
 
   /// The pieces of `payload` have header.payload_bytes together.
-  void push(const wire::Header& header, std::vector<std::span<const std::byte>> payload, Done done);
-  bool empty() const {
-    one_thread_.check();
-    return !current_ && waiting_.empty();
-  }
+  void push(const wire::Header& header, Pieces payload, Done done);
+  bool empty() const { return !one_thread_.checked(current_) && waiting_.empty(); }
 
   /// Selects the message to go on with. Messages that are pushed later wait for its end. The queue must not be empty.
   void begin() {
@@ -39,14 +37,8 @@ class SendQueue {
     invariant(current_.has_value(), "begin() has selected a message");
     return current_->header;
   }
-  std::uint64_t copied_bytes() const {
-    one_thread_.check();
-    return copied_bytes_;
-  }
-  std::uint64_t left_bytes() const {
-    one_thread_.check();
-    return header().payload_bytes - copied_bytes_;
-  }
+  std::uint64_t copied_bytes() const { return one_thread_.checked(copied_bytes_); }
+  std::uint64_t left_bytes() const { return header().payload_bytes - copied_bytes_; }
   /// Copies the next bytes of the message's payload, as many as `out` holds (at most left_bytes()).
   void copy(std::span<std::byte> out);
   /// Drops the message, all of which has been copied.
@@ -58,7 +50,7 @@ class SendQueue {
  private:
   struct Entry {
     wire::Header header;
-    std::vector<std::span<const std::byte>> payload;
+    Pieces payload;
     Done done;
   };
 

@@ -2,7 +2,6 @@
 
 #include <sys/epoll.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -17,7 +16,7 @@ Status system_error(int error) { return {ErrorCode::unreachable, errno_text(erro
 }  // namespace
 
 ShmConnector::ShmConnector(Loop& loop, std::string address, const SocketName& name, Admission admission,
-                           Clock::time_point deadline, Done done)
+                           Clock::time_point deadline, OnConnect done)
     : loop_(loop),
       address_(std::move(address)),
       name_(name),

@@ -1,7 +1,6 @@
 // ShmConnector: one connect() of the shared-memory transport, from the first try to the last.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,10 +15,8 @@ namespace poseidon::shm {
 /// What it has registered with the loop keeps it alive. After construction only the loop thread uses it.
 class ShmConnector final : public std::enable_shared_from_this<ShmConnector> {
  public:
-  using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;
-
   ShmConnector(Loop& loop, std::string address, const SocketName& name, Admission admission, Clock::time_point deadline,
-               Done done);
+               OnConnect done);
 
   /// Tries again and again until the deadline. Calls `done` once.
   void attempt();
@@ -36,7 +33,7 @@ class ShmConnector final : public std::enable_shared_from_this<ShmConnector> {
   const std::string address_;
   const SocketName name_;
   const Admission admission_;
-  const Done done_;
+  const OnConnect done_;
   ConnectAttempts attempts_;
   // State of the current attempt:
   FileDescriptor socket_;

@@ -27,7 +27,7 @@ ShmFlow::ShmFlow(Loop& loop, FileDescriptor socket, std::shared_ptr<Segment> seg
     : loop_(loop),
       socket_(std::move(socket)),
       segment_(std::move(segment)),
-      end_(std::move(peer_name)),
+      end_(loop, std::move(peer_name)),
       outbox_(segment_),
       inbox_(segment_) {}
 
@@ -40,14 +40,9 @@ void ShmFlow::set_receiver(Receiver* receiver) {
   post_work();
 }
 
-void ShmFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload,
-                   std::function<void(const Status&)> done) {
+void ShmFlow::send(wire::Header header, Pieces payload, Done done) {
   loop_.check_thread();
-  const bool open = state_ == State::open;
-  if (Status refusal = check_send(end_.send_error(), open, end_.peer_name(), header, payload); !refusal.ok()) {
-    end_.finish(std::move(done), refusal);
-    return post_finished();
-  }
+  if (!end_.may_send(end_.send_error(), state_ == State::open, header, payload, done)) return post_finished();
   const bool idle = queue_.empty();
   queue_.push(header, std::move(payload), std::move(done));
   if (!idle) return;  // more work is posted, or the peer will wake this end
@@ -67,10 +62,7 @@ void ShmFlow::close(std::chrono::milliseconds linger) {
   if (state_ == State::closed) return;
   // The peer can read what is in the shared memory even after this end has gone.
   if (queue_.empty() || linger.count() <= 0) return end({});
-  linger_timer_ = loop_.call_at(Clock::now() + linger, [self = shared_from_this()] {
-    self->linger_timer_ = 0;
-    self->end({});
-  });
+  end_.linger(linger, [self = shared_from_this()] { self->end({}); });
   update_watch();
   wait_for_room(rest);
   post_work();  // drops what has arrived, because the peer may be waiting for room, too
@@ -221,11 +213,7 @@ Status ShmFlow::start_message(const Descriptor& descriptor) {
   }
   auto place = receiver_->accept(*this, header_, false);
   if (state_ != State::open) return {};
-  if (!place.ok()) return place.status();
-  if (place.value().size() != header_.payload_bytes) {
-    return {ErrorCode::invalid_argument, "the receiver gave " + std::to_string(place.value().size()) +
-                                             " bytes for a payload of " + std::to_string(header_.payload_bytes)};
-  }
+  if (Status status = check_place(place, header_); !status.ok()) return status;
   in_payload_ = true;
   payload_ = place.value();
   received_bytes_ = 0;
@@ -286,15 +274,14 @@ void ShmFlow::end(const Status& status) {
   fail_sends(end_.send_error());
   post_finished();  // keeps the flow alive after the registration has gone
   unwatch();
-  if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
   socket_.reset();
 }
 
-void ShmFlow::post_finished() { end_.post(loop_, shared_from_this(), receiver_); }
+void ShmFlow::post_finished() { end_.post(shared_from_this(), receiver_); }
 
 Status ShmFlow::misfit(std::uint64_t size_bytes) const {
   return {ErrorCode::mismatch,
-          "message from " + end_.peer_name() + ": a piece of " + std::to_string(size_bytes) + " bytes does not fit"};
+          concat("message from ", end_.peer_name(), ": a piece of ", size_bytes, " bytes does not fit")};
 }
 
 }  // namespace poseidon::shm

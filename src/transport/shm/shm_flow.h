@@ -6,7 +6,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "base/file_descriptor.h"
 #include "transport/flow_end.h"
@@ -25,13 +24,10 @@ class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> 
   ShmFlow(Loop& loop, FileDescriptor socket, std::shared_ptr<Segment> segment, std::string peer_name);
 
   void set_receiver(Receiver* receiver) override;
-  void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
-            std::function<void(const Status&)> done) override;
+  void send(wire::Header header, Pieces payload, Done done) override;
   void close(std::chrono::milliseconds linger) override;
   void resume() override;
   const std::string& peer_name() const override { return end_.peer_name(); }
-  std::uint64_t bytes_sent() const override { return 0; }
-  std::uint64_t bytes_received() const override { return 0; }
 
  private:
   enum class State {
@@ -72,7 +68,6 @@ class ShmFlow final : public Flow, public std::enable_shared_from_this<ShmFlow> 
 
   Outbox outbox_;
   SendQueue queue_;
-  Loop::TimerId linger_timer_ = 0;
 
   Inbox inbox_;
   std::optional<Descriptor> waiting_;  // a message whose payload may not come yet

@@ -35,9 +35,8 @@ Result<std::unique_ptr<Listener>> ShmListener::listen(Loop& loop, const std::str
     return Status(ErrorCode::unreachable, "cannot listen on " + chosen + ": " + errno_text(errno));
   }
   auto listener = std::make_unique<ShmListener>(loop, std::move(socket), chosen, admission, std::move(on_accept));
-  Status status;
-  loop.call([&] { status = listener->entrance_->start(); });
-  if (!status.ok()) return status.with_context("cannot listen on " + chosen);
+  if (Status status = listener->entrance_->start(); !status.ok())
+    return status.with_context("cannot listen on " + chosen);
   return Result<std::unique_ptr<Listener>>(std::move(listener));
 }
 

@@ -1,7 +1,6 @@
 // ShmListener: a bound Unix socket that hands out flows.
 #pragma once
 
-#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,8 +13,6 @@ namespace poseidon::shm {
 
 class ShmListener final : public Listener {
  public:
-  using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
-
   /// See Transport::listen.
   static Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, const Admission& admission,
                                                   OnAccept on_accept);

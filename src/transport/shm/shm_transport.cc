@@ -18,18 +18,13 @@ class ShmTransport final : public Transport {
     admission_.tls.reset();  // TLS is off, because nothing crosses a network
   }
 
-  Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
-                                           std::function<void(std::shared_ptr<Flow>)> on_accept) override {
+  Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, OnAccept on_accept) override {
     return shm::ShmListener::listen(loop, address, admission_, std::move(on_accept));
   }
 
-  void connect(Loop& loop, const std::string& address, Clock::time_point deadline,
-               std::function<void(Result<std::shared_ptr<Flow>>)> done) override {
+  void connect(Loop& loop, const std::string& address, Clock::time_point deadline, OnConnect done) override {
     const auto name = shm::socket_name(address);
-    if (!name.ok()) {
-      loop.post([done = std::move(done), status = name.status().with_context("cannot connect")] { done(status); });
-      return;
-    }
+    if (!name.ok()) return cannot_connect(loop, std::move(done), name.status());
     auto connector =
         std::make_shared<shm::ShmConnector>(loop, address, name.value(), admission_, deadline, std::move(done));
     loop.post([connector] { connector->attempt(); });

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/invariant.h"
+#include "transport/flow_end.h"
 
 namespace poseidon::spread {
 
@@ -32,8 +33,7 @@ class FarEnd final : public Receiver, public std::enable_shared_from_this<FarEnd
     registration_ = far_.call_at(Clock::time_point::max(), [self = shared_from_this()] {});
     flow_->set_receiver(this);
   }
-  void send(const wire::Header& header, std::vector<std::span<const std::byte>> payload,
-            std::function<void(const Status&)> done) {
+  void send(const wire::Header& header, Pieces payload, Flow::Done done) {
     // It keeps the near end's address only: a flow that keeps itself alive would outlive its loop.
     flow_->send(header, std::move(payload), [near = near_, done = std::move(done)](const Status& status) {
       near.post([done, status](SpreadFlow& flow) { flow.sent(done, status); });
@@ -97,14 +97,14 @@ SpreadFlow::~SpreadFlow() {
 }
 
 void SpreadFlow::on_far(const std::function<void(FarEnd&)>& task) const {
+  near_.check_thread();
   far_.post([far_end = far_end_, task] { task(*far_end); });
 }
 
 template <typename Value>
 Value SpreadFlow::ask_far(Value (Flow::*method)() const) const {
-  Value value{};
-  far_.call([&] { value = (far_end_->flow().*method)(); });
-  return value;
+  near_.check_thread();
+  return far_.call([&] { return (far_end_->flow().*method)(); });
 }
 
 void SpreadFlow::set_receiver(Receiver* receiver) {
@@ -115,8 +115,7 @@ void SpreadFlow::set_receiver(Receiver* receiver) {
   on_far([](FarEnd& far) { far.start(); });
 }
 
-void SpreadFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload,
-                      std::function<void(const Status&)> done) {
+void SpreadFlow::send(wire::Header header, Pieces payload, Done done) {
   near_.check_thread();
   ++outstanding_;
   far_.post([far_end = far_end_, header, payload = std::move(payload), done = std::move(done)]() mutable {
@@ -138,39 +137,20 @@ void SpreadFlow::resume() {
 
 Status SpreadFlow::set_traffic_class(const TrafficClass& traffic_class) {
   near_.check_thread();
-  Status status;
-  far_.call([&] { status = far_end_->flow().set_traffic_class(traffic_class); });
-  return status;
+  return far_.call([&] { return far_end_->flow().set_traffic_class(traffic_class); });
 }
 
-std::uint64_t SpreadFlow::bytes_sent() const {
-  near_.check_thread();
-  return ask_far(&Flow::bytes_sent);
-}
-std::uint64_t SpreadFlow::bytes_received() const {
-  near_.check_thread();
-  return ask_far(&Flow::bytes_received);
-}
-std::uint64_t SpreadFlow::bytes_delivered() const {
-  near_.check_thread();
-  return ask_far(&Flow::bytes_delivered);
-}
-Flow::Answer SpreadFlow::answer() const {
-  near_.check_thread();
-  return ask_far(&Flow::answer);
-}
-Flow::Delivery SpreadFlow::delivery() const {
-  near_.check_thread();
-  return ask_far(&Flow::delivery);
-}
+std::uint64_t SpreadFlow::bytes_sent() const { return ask_far(&Flow::bytes_sent); }
+std::uint64_t SpreadFlow::bytes_received() const { return ask_far(&Flow::bytes_received); }
+std::uint64_t SpreadFlow::bytes_delivered() const { return ask_far(&Flow::bytes_delivered); }
+Flow::Answer SpreadFlow::answer() const { return ask_far(&Flow::answer); }
+Flow::Delivery SpreadFlow::delivery() const { return ask_far(&Flow::delivery); }
 
 void SpreadFlow::limit_rate(std::uint64_t bytes_per_second) {
-  near_.check_thread();
   on_far([bytes_per_second](FarEnd& far) { far.flow().limit_rate(bytes_per_second); });
 }
 
 void SpreadFlow::hold(std::chrono::microseconds time) {
-  near_.check_thread();
   on_far([time](FarEnd& far) { far.flow().hold(time); });
 }
 
@@ -185,10 +165,7 @@ void SpreadFlow::give_place() {
   const wire::Header header = *std::exchange(waiting_, std::nullopt);
   auto place = receiver_->accept(*this, header, false);
   if (stopped_) return;
-  if (place.ok() && place.value().size() != header.payload_bytes)
-    place = Status(ErrorCode::invalid_argument, "the receiver gave " + std::to_string(place.value().size()) +
-                                                    " bytes for a payload of " + std::to_string(header.payload_bytes));
-  if (!place.ok()) return fail(place.status());
+  if (Status status = check_place(place, header); !status.ok()) return fail(status);
   on_far([place](FarEnd& far) { far.set_place(place); });
 }
 
@@ -205,7 +182,7 @@ void SpreadFlow::take(const wire::Header& header, std::span<const std::byte> pay
   if (Status status = receiver_->on_message(*this, header, payload, release); !status.ok()) fail(status);
 }
 
-void SpreadFlow::sent(const std::function<void(const Status&)>& done, const Status& status) {
+void SpreadFlow::sent(const Done& done, const Status& status) {
   invariant(outstanding_ > 0, "a send is done once");
   --outstanding_;
   done(status);

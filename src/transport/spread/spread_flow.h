@@ -9,7 +9,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "transport/spread/loop_gate.h"
 #include "transport/transport.h"
@@ -32,8 +31,7 @@ class SpreadFlow final : public Flow, public std::enable_shared_from_this<Spread
   ~SpreadFlow() override;
 
   void set_receiver(Receiver* receiver) override;
-  void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
-            std::function<void(const Status&)> done) override;
+  void send(wire::Header header, Pieces payload, Done done) override;
   void close(std::chrono::milliseconds linger) override;
   void resume() override;
   Status set_traffic_class(const TrafficClass& traffic_class) override;
@@ -56,7 +54,7 @@ class SpreadFlow final : public Flow, public std::enable_shared_from_this<Spread
   // What the far end posts:
   void ask_for_place(const wire::Header& header);
   void take(const wire::Header& header, std::span<const std::byte> payload, const std::function<void()>& release);
-  void sent(const std::function<void(const Status&)>& done, const Status& status);
+  void sent(const Done& done, const Status& status);
   void far_closed(const Status& status);
 
   void give_place();

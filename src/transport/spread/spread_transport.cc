@@ -15,9 +15,6 @@ namespace poseidon {
 namespace spread {
 namespace {
 
-using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
-using Connected = std::function<void(Result<std::shared_ptr<Flow>>)>;
-
 /// Used on the near loop.
 struct Acceptor {
   const OnAccept on_accept;
@@ -44,8 +41,7 @@ class SpreadListener final : public Listener {
 class SpreadTransport final : public Transport {
  public:
   SpreadTransport(Transport& beneath, std::size_t loop_count) : beneath_(beneath) {
-    for (std::size_t i = 0; i < loop_count; ++i)
-      loops_.push_back(std::make_unique<Loop>("psd-bytes-" + std::to_string(i)));
+    for (std::size_t i = 0; i < loop_count; ++i) loops_.push_back(std::make_unique<Loop>(concat("psd-bytes-", i)));
   }
 
   Result<std::unique_ptr<Listener>> listen(Loop& near, const std::string& address, OnAccept on_accept) override {
@@ -63,7 +59,7 @@ class SpreadTransport final : public Transport {
         std::make_unique<SpreadListener>(std::move(beneath.value()), near, std::move(acceptor)));
   }
 
-  void connect(Loop& near, const std::string& address, Clock::time_point deadline, Connected done) override {
+  void connect(Loop& near, const std::string& address, Clock::time_point deadline, OnConnect done) override {
     Loop& far = next_loop();
     beneath_.connect(far, address, deadline,
                      [&near, &far, gate = gate_of(near), done = std::move(done)](Result<std::shared_ptr<Flow>> flow) {

@@ -13,6 +13,8 @@
 #include <optional>
 #include <string_view>
 
+#include "transport/tcp/socket_option.h"
+
 namespace poseidon::tcp {
 
 namespace {
@@ -36,6 +38,21 @@ std::optional<HostPort> split(std::string_view address) {
   const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
   if (host.empty() || error != std::errc() || end != port.data() + port.size()) return std::nullopt;
   return HostPort{std::string(host), std::string(port)};
+}
+
+SocketAddress address_from(int (*ask)(int, sockaddr*, socklen_t*), int fd) {
+  SocketAddress address;
+  address.size_bytes = sizeof(address.storage);
+  if (ask(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.size_bytes) != 0) return {};
+  return address;
+}
+
+/// Whether the socket is connected to itself. TCP's simultaneous open does that when one connects to a free port of
+/// this machine.
+bool connected_to_itself(int fd) {
+  const SocketAddress ours = local_address(fd);
+  const SocketAddress theirs = peer_address(fd);
+  return ours.size_bytes == theirs.size_bytes && std::memcmp(&ours.storage, &theirs.storage, ours.size_bytes) == 0;
 }
 
 }  // namespace
@@ -94,19 +111,9 @@ std::string to_text(const SocketAddress& address) {
   return (address.family() == AF_INET6 ? "[" + name + "]" : name) + ":" + port.data();
 }
 
-SocketAddress local_address(int fd) {
-  SocketAddress address;
-  address.size_bytes = sizeof(address.storage);
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.size_bytes) != 0) return {};
-  return address;
-}
+SocketAddress local_address(int fd) { return address_from(::getsockname, fd); }
 
-SocketAddress peer_address(int fd) {
-  SocketAddress address;
-  address.size_bytes = sizeof(address.storage);
-  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address.storage), &address.size_bytes) != 0) return {};
-  return address;
-}
+SocketAddress peer_address(int fd) { return address_from(::getpeername, fd); }
 
 std::string source_of(const SocketAddress& address) {
   constexpr std::size_t network_bytes = 8;
@@ -122,8 +129,7 @@ std::string source_of(const SocketAddress& address) {
 FileDescriptor bind_and_listen(const SocketAddress& address) {
   FileDescriptor socket(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!socket) return socket;
-  const int on = 1;
-  if (::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) == 0 &&
+  if (try_option(socket.get(), SOL_SOCKET, SO_REUSEADDR, 1) &&
       ::bind(socket.get(), address.get(), address.size_bytes) == 0 && ::listen(socket.get(), SOMAXCONN) == 0) {
     return socket;
   }
@@ -133,10 +139,11 @@ FileDescriptor bind_and_listen(const SocketAddress& address) {
   return socket;
 }
 
-bool connected_to_itself(int fd) {
-  const SocketAddress ours = local_address(fd);
-  const SocketAddress theirs = peer_address(fd);
-  return ours.size_bytes == theirs.size_bytes && std::memcmp(&ours.storage, &theirs.storage, ours.size_bytes) == 0;
+int connect_error(int fd) {
+  int error = 0;
+  socklen_t size_bytes = sizeof error;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size_bytes) != 0) return errno;
+  return error == 0 && connected_to_itself(fd) ? ECONNREFUSED : error;
 }
 
 }  // namespace poseidon::tcp

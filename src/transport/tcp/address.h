@@ -45,8 +45,8 @@ std::string source_of(const SocketAddress& address);
 /// failure the result is invalid and errno is set.
 FileDescriptor bind_and_listen(const SocketAddress& address);
 
-/// Whether the socket is connected to itself. TCP's simultaneous open does that when one connects to a free port of
-/// this machine.
-bool connected_to_itself(int fd);
+/// Why a nonblocking connect() has failed, after the socket's event: an errno. 0: it has not, and the socket is not
+/// connected to itself.
+int connect_error(int fd);
 
 }  // namespace poseidon::tcp

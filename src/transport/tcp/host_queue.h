@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/pinned.h"
 
 namespace poseidon::tcp {
 
@@ -37,13 +38,11 @@ class QueueLimit {
 class HostQueue {
  public:
   /// A connection whose bytes count. It leaves with this object, which must be destroyed before the socket is closed.
-  class Member {
+  class Member : private Pinned {
    public:
     /// `yields`: its packets should not keep those of the others waiting.
     Member(int socket, bool yields);
     ~Member();
-    Member(const Member&) = delete;
-    Member& operator=(const Member&) = delete;
 
     /// How many bytes it may hand to the kernel now. 0: none; ask again after kPause. There is a limit only for who
     /// yields, and only while others send a good part of all bytes.

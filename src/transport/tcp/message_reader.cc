@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 
 #include "base/invariant.h"
+#include "transport/flow_end.h"
 
 namespace poseidon::tcp {
 
@@ -71,12 +71,8 @@ Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
 
   auto place = receiver.accept(flow, header_, false);
   if (stopped_) return {};
-  if (!place.ok()) return place.status();
+  if (Status status = check_place(place, header_); !status.ok()) return status;
   payload_ = place.value();
-  if (payload_.size() != header_.payload_bytes) {
-    return {ErrorCode::invalid_argument, "the receiver gave " + std::to_string(payload_.size()) +
-                                             " bytes for a payload of " + std::to_string(header_.payload_bytes)};
-  }
   invariant(begin_ <= end_, "a header that was taken had been read");
   received_bytes_ = std::min(buffered_bytes(), payload_.size());
   std::ranges::copy(buffer_.span().subspan(begin_, received_bytes_), payload_.begin());

@@ -27,34 +27,21 @@ class MessageReader {
   Status consume(std::size_t count, Flow& flow, Receiver& receiver);
 
   /// Stops all calls of the receiver, even inside `consume`. From then on bytes are read and dropped.
-  void stop() {
-    one_thread_.check();
-    stopped_ = true;
-  }
+  void stop() { one_thread_.checked(stopped_) = true; }
 
   /// Whether the receiver does not accept the next payload yet. Nothing may be read until `consume(0)` has asked again.
-  bool waiting() const {
-    one_thread_.check();
-    return waiting_ && !stopped_;
-  }
+  bool waiting() const { return one_thread_.checked(waiting_) && !stopped_; }
 
   /// How many bytes the current payload still needs. 0 between messages and in headers.
   std::size_t wanted_bytes() const {
-    one_thread_.check();
-    return in_payload_ && !stopped_ ? payload_.size() - received_bytes_ : 0;
+    return one_thread_.checked(in_payload_) && !stopped_ ? payload_.size() - received_bytes_ : 0;
   }
 
   /// How many messages have been completed.
-  std::uint64_t message_count() const {
-    one_thread_.check();
-    return message_count_;
-  }
+  std::uint64_t message_count() const { return one_thread_.checked(message_count_); }
 
   /// Whether the stream may end here without cutting a message.
-  bool between_messages() const {
-    one_thread_.check();
-    return !in_payload_ && end_ == begin_;
-  }
+  bool between_messages() const { return !one_thread_.checked(in_payload_) && end_ == begin_; }
 
  private:
   Status start_message(Flow& flow, Receiver& receiver);

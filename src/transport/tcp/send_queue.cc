@@ -9,7 +9,7 @@ std::span<const std::byte> SendQueue::Entry::piece(std::size_t index) const {
   return index == 0 ? std::span<const std::byte>(header) : payload[index - 1];
 }
 
-void SendQueue::push(const wire::Header& header, std::vector<std::span<const std::byte>> payload, Done done) {
+void SendQueue::push(const wire::Header& header, Pieces payload, Done done) {
   one_thread_.check();
   std::erase_if(payload, [](const auto& piece) { return piece.empty(); });
   Entry entry;

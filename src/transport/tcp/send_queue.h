@@ -10,6 +10,7 @@
 #include <span>
 #include <vector>
 
+#include "base/buffer.h"
 #include "base/one_thread.h"
 #include "poseidon/status.h"
 #include "transport/level_queue.h"
@@ -22,11 +23,8 @@ class SendQueue {
  public:
   using Done = std::function<void(const Status&)>;
 
-  void push(const wire::Header& header, std::vector<std::span<const std::byte>> payload, Done done);
-  bool empty() const {
-    one_thread_.check();
-    return !current_ && waiting_.empty();
-  }
+  void push(const wire::Header& header, Pieces payload, Done done);
+  bool empty() const { return !one_thread_.checked(current_) && waiting_.empty(); }
 
   /// Describes the next bytes, of several messages if they fit, at most `limit_bytes` in all. Returns how many elements
   /// of `out` it used.
@@ -42,7 +40,7 @@ class SendQueue {
  private:
   struct Entry {
     std::array<std::byte, wire::kHeaderBytes> header{};
-    std::vector<std::span<const std::byte>> payload;  // no empty pieces
+    Pieces payload;  // no empty pieces
     Done done;
     std::size_t piece_count() const { return 1 + payload.size(); }
     std::span<const std::byte> piece(std::size_t index) const;

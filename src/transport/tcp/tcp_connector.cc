@@ -3,7 +3,6 @@
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -29,7 +28,7 @@ std::string seconds_text(Clock::duration duration) {
 }  // namespace
 
 TcpConnector::TcpConnector(Loop& loop, std::string address, std::vector<SocketAddress> candidates, Admission admission,
-                           Clock::time_point deadline, Done done)
+                           Clock::time_point deadline, OnConnect done)
     : loop_(loop),
       address_(std::move(address)),
       candidates_(std::move(candidates)),
@@ -62,10 +61,7 @@ void TcpConnector::try_candidate() {
 void TcpConnector::on_ready() {
   const auto self = shared_from_this();
   if (!handshake_) {
-    int error = 0;
-    socklen_t size_bytes = sizeof(error);
-    if (::getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size_bytes) != 0) error = errno;
-    if (error == 0 && connected_to_itself(socket_.get())) error = ECONNREFUSED;
+    int error = connect_error(socket_.get());
     if (error == 0 && !loop_.rewatch(socket_.get(), EPOLLIN).ok()) error = ENOMEM;
     if (error != 0) return failed(errno_text(error));
     handshake_.emplace(wire::Handshake::Role::connector, wire::Purpose::flow, admission_);

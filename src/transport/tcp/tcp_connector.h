@@ -1,7 +1,6 @@
 // TcpConnector: one connect() of the TCP transport, from the first try to the last.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,11 +18,9 @@ namespace poseidon::tcp {
 /// What it has registered with the loop keeps it alive. After construction only the loop thread uses it.
 class TcpConnector final : public std::enable_shared_from_this<TcpConnector> {
  public:
-  using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;
-
   /// `candidates` must not be empty.
   TcpConnector(Loop& loop, std::string address, std::vector<SocketAddress> candidates, Admission admission,
-               Clock::time_point deadline, Done done);
+               Clock::time_point deadline, OnConnect done);
 
   /// Tries every candidate in turn, again and again until the deadline. Calls `done` once.
   void start();
@@ -41,7 +38,7 @@ class TcpConnector final : public std::enable_shared_from_this<TcpConnector> {
   const std::vector<SocketAddress> candidates_;
   const Admission admission_;
   const Clock::time_point started_;
-  const Done done_;
+  const OnConnect done_;
   ConnectAttempts attempts_;
   std::string handshake_failure_;  // the error of the last handshake that failed
   // State of the current attempt:

@@ -63,7 +63,7 @@ std::size_t total_bytes(std::span<const iovec> pieces) {
 TcpFlow::TcpFlow(Loop& loop, ByteStream stream, std::chrono::milliseconds silence)
     : loop_(loop),
       stream_(std::move(stream)),
-      end_(to_text(peer_address(stream_.socket()))),
+      end_(loop, to_text(peer_address(stream_.socket()))),
       unsent_limit_bytes_(kMostUnsentBytes),
       acknowledgements_(stream_.socket(), silence) {
   set_flow_options(stream_.socket());
@@ -81,14 +81,9 @@ void TcpFlow::set_receiver(Receiver* receiver) {
   }
 }
 
-void TcpFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload,
-                   std::function<void(const Status&)> done) {
+void TcpFlow::send(wire::Header header, Pieces payload, Done done) {
   loop_.check_thread();
-  const bool open = state_ == State::open;
-  if (Status refusal = check_send(end_.send_error(), open, end_.peer_name(), header, payload); !refusal.ok()) {
-    end_.finish(std::move(done), refusal);
-    return post_finished();
-  }
+  if (!end_.may_send(end_.send_error(), state_ == State::open, header, payload, done)) return post_finished();
   const bool idle = !has_unsent();
   queue_.push(header, std::move(payload), std::move(done));
   watch_acknowledgements();
@@ -112,8 +107,8 @@ Status TcpFlow::set_traffic_class(const TrafficClass& traffic_class) {
                       (!v6 || try_option(stream_.socket(), IPPROTO_IPV6, IPV6_TCLASS, tos));
   // Set the priority after the mark, because setting the mark changes the priority, too.
   if (marked && try_option(stream_.socket(), SOL_SOCKET, SO_PRIORITY, traffic_class.socket_priority)) return {};
-  return {ErrorCode::refused, "the system does not permit marking packets with DSCP " +
-                                  std::to_string(traffic_class.dscp) + ": " + errno_text(errno)};
+  return {ErrorCode::refused,
+          concat("the system does not permit marking packets with DSCP ", traffic_class.dscp, ": ", errno_text(errno))};
 }
 
 void TcpFlow::close(std::chrono::milliseconds linger) {
@@ -128,10 +123,7 @@ void TcpFlow::close(std::chrono::milliseconds linger) {
   if (linger.count() <= 0 || !end_.send_error().ok()) return end({});
   // After the last byte the socket stays open until the peer has closed its side. If the socket had unread data when it
   // was closed, the kernel would throw away what the peer has not received yet.
-  linger_timer_ = loop_.call_at(Clock::now() + linger, [self = shared_from_this()] {
-    self->linger_timer_ = 0;
-    self->end({});
-  });
+  end_.linger(linger, [self = shared_from_this()] { self->end({}); });
   update_watch();
   watch_unread();
 }
@@ -381,7 +373,6 @@ void TcpFlow::end(const Status& status) {
   post_finished();  // keeps the flow alive after the registration has gone
   if (watched_events_ != 0) loop_.unwatch(stream_.socket());
   watched_events_ = 0;
-  if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
   if (held()) loop_.cancel(std::exchange(hold_timer_, 0));
   place_.reset();
   for (Loop::TimerId* timer : {&unread_timer_, &acknowledgement_timer_, &room_timer_})
@@ -389,6 +380,6 @@ void TcpFlow::end(const Status& status) {
   stream_.close();
 }
 
-void TcpFlow::post_finished() { end_.post(loop_, shared_from_this(), receiver_); }
+void TcpFlow::post_finished() { end_.post(shared_from_this(), receiver_); }
 
 }  // namespace poseidon::tcp

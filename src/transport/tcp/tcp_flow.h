@@ -5,7 +5,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "transport/byte_stream.h"
 #include "transport/flow_end.h"
@@ -25,20 +24,13 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   TcpFlow(Loop& loop, ByteStream stream, std::chrono::milliseconds silence = {});
 
   void set_receiver(Receiver* receiver) override;
-  void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
-            std::function<void(const Status&)> done) override;
+  void send(wire::Header header, Pieces payload, Done done) override;
   void close(std::chrono::milliseconds linger) override;
   void resume() override;
   Status set_traffic_class(const TrafficClass& traffic_class) override;
   const std::string& peer_name() const override { return end_.peer_name(); }
-  std::uint64_t bytes_sent() const override {
-    loop_.check_thread();
-    return bytes_sent_;
-  }
-  std::uint64_t bytes_received() const override {
-    loop_.check_thread();
-    return bytes_received_;
-  }
+  std::uint64_t bytes_sent() const override { return loop_.checked(bytes_sent_); }
+  std::uint64_t bytes_received() const override { return loop_.checked(bytes_received_); }
   std::uint64_t bytes_delivered() const override;
   Answer answer() const override;
   Delivery delivery() const override;
@@ -85,7 +77,6 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   int unsent_limit_bytes_;         // how much the kernel may hold unsent
   Clock::time_point last_room_{};  // when the kernel last asked for more, while bytes wait without a pause
   bool end_of_stream_sent_ = false;
-  Loop::TimerId linger_timer_ = 0;
   Loop::TimerId hold_timer_ = 0;            // not 0: nothing is sent until it ends
   std::optional<HostQueue::Member> place_;  // in the host's queue, where there are several classes
   Loop::TimerId room_timer_ = 0;            // not 0: nothing is sent until the host's queue is asked again

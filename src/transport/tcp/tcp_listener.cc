@@ -24,9 +24,8 @@ Result<std::unique_ptr<Listener>> TcpListener::listen(Loop& loop, const std::str
     }
     avoid_bbr(socket.get());
     auto listener = std::make_unique<TcpListener>(loop, std::move(socket), admission, std::move(on_accept));
-    Status status;
-    loop.call([&] { status = listener->entrance_->start(); });
-    if (!status.ok()) return status.with_context("cannot listen on " + address);
+    if (Status status = listener->entrance_->start(); !status.ok())
+      return status.with_context("cannot listen on " + address);
     return Result<std::unique_ptr<Listener>>(std::move(listener));
   }
   return Status(ErrorCode::unreachable,

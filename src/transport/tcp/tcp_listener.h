@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -14,8 +13,6 @@ namespace poseidon::tcp {
 
 class TcpListener final : public Listener {
  public:
-  using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
-
   /// See Transport::listen.
   static Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, const Admission& admission,
                                                   OnAccept on_accept);

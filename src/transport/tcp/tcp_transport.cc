@@ -14,20 +14,14 @@ class TcpTransport final : public Transport {
  public:
   explicit TcpTransport(Admission admission) : admission_(std::move(admission)) {}
 
-  Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
-                                           std::function<void(std::shared_ptr<Flow>)> on_accept) override {
+  Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, OnAccept on_accept) override {
     return tcp::TcpListener::listen(loop, address, admission_, std::move(on_accept));
   }
 
-  void connect(Loop& loop, const std::string& address, Clock::time_point deadline,
-               std::function<void(Result<std::shared_ptr<Flow>>)> done) override {
+  void connect(Loop& loop, const std::string& address, Clock::time_point deadline, OnConnect done) override {
     // The look-up is done here, because a slow name server must not block the loop.
     auto candidates = tcp::resolve(address);
-    if (!candidates.ok()) {
-      loop.post(
-          [done = std::move(done), status = candidates.status().with_context("cannot connect")] { done(status); });
-      return;
-    }
+    if (!candidates.ok()) return cannot_connect(loop, std::move(done), candidates.status());
     auto connector = std::make_shared<tcp::TcpConnector>(loop, address, std::move(candidates.value()), admission_,
                                                          deadline, std::move(done));
     loop.post([connector] { connector->start(); });

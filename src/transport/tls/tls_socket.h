@@ -11,16 +11,15 @@
 #include <vector>
 
 #include "base/one_thread.h"
+#include "base/pinned.h"
 #include "transport/transfer.h"
 
 namespace poseidon::tls {
 
 /// One thread at a time uses it. It must not move while it has a BIO.
-class TlsSocket {
+class TlsSocket : private Pinned {
  public:
   explicit TlsSocket(int socket) : socket_(socket) {}
-  TlsSocket(const TlsSocket&) = delete;
-  TlsSocket& operator=(const TlsSocket&) = delete;
 
   /// Sends what was collected. blocked: a part of it is left.
   Transfer flush();

@@ -36,8 +36,7 @@ class Arrivals {
 
   /// Returns the next message if it is here, and null otherwise.
   const Arrival* front() const {
-    one_thread_.check();
-    return waiting_.empty() || !waiting_.front() ? nullptr : &*waiting_.front();
+    return one_thread_.checked(waiting_).empty() || !waiting_.front() ? nullptr : &*waiting_.front();
   }
 
   /// Takes the message that front() returns.
@@ -51,16 +50,10 @@ class Arrivals {
   }
 
   /// Returns the number of the message that front() returns or waits for.
-  std::uint64_t next() const {
-    one_thread_.check();
-    return next_;
-  }
+  std::uint64_t next() const { return one_thread_.checked(next_); }
 
   /// Takes all messages. An entry is empty if its message has not come.
-  std::deque<std::optional<Arrival>> take_all() {
-    one_thread_.check();
-    return std::exchange(waiting_, {});
-  }
+  std::deque<std::optional<Arrival>> take_all() { return std::exchange(one_thread_.checked(waiting_), {}); }
 
  private:
   static constexpr std::uint64_t kWindow = std::uint64_t{1} << 20;  // in messages

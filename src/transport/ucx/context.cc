@@ -5,10 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
-#include <cstdlib>
 #include <iterator>
 #include <string_view>
-#include <utility>
 
 namespace poseidon::ucx {
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "base/pinned.h"
 #include "poseidon/status.h"
 #include "transport/ucx/ucx_transport.h"
 
@@ -15,7 +16,7 @@ namespace poseidon::ucx {
 std::string text_of(ucs_status_t status);
 
 /// Thread-safe after `open`.
-class Context {
+class Context : private Pinned {
  public:
   /// ErrorCode::invalid_argument: UCX rejects a setting or finds nothing to communicate over. Settings of RDMA devices
   /// (IB_…) are left out if there is no such device, or if it may not be used.
@@ -23,8 +24,6 @@ class Context {
 
   explicit Context(ucp_context_h context) : context_(context) {}
   ~Context() { ::ucp_cleanup(context_); }
-  Context(const Context&) = delete;
-  Context& operator=(const Context&) = delete;
 
   ucp_context_h get() const { return context_; }
   /// Whether UCX may communicate over an RDMA device.

@@ -4,8 +4,6 @@
 
 #include <sys/epoll.h>
 
-#include <algorithm>
-#include <string>
 #include <utility>
 
 #include "transport/ucx/ucx_flow.h"
@@ -92,15 +90,9 @@ void Engine::close_endpoint(ucp_ep_h endpoint) {
   wake();
 }
 
-void Engine::add(UcxFlow& flow) {
-  loop_.check_thread();
-  flows_.push_back(&flow);
-}
+void Engine::add(UcxFlow& flow) { loop_.checked(flows_).push_back(&flow); }
 
-void Engine::remove(UcxFlow& flow) {
-  loop_.check_thread();
-  std::erase(flows_, &flow);
-}
+void Engine::remove(UcxFlow& flow) { std::erase(loop_.checked(flows_), &flow); }
 
 void Engine::defer(std::function<void()> task) {
   loop_.check_thread();

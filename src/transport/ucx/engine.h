@@ -3,12 +3,12 @@
 
 #include <ucp/api/ucp.h>
 
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
+#include "base/pinned.h"
 #include "transport/loop.h"
 #include "transport/ucx/context.h"
 
@@ -23,14 +23,12 @@ inline constexpr unsigned kControlId = 1;
 /// The loop's watch of UCX's event descriptor owns the engine. So the engine ends with the loop, on the loop's thread,
 /// and then closes what is still open. Only the loop thread uses it. UCX's callbacks only record what has happened.
 /// Receivers and `done` functions are called afterwards, so that they may call anything.
-class Engine : public std::enable_shared_from_this<Engine> {
+class Engine : public std::enable_shared_from_this<Engine>, private Pinned {
  public:
   static Result<std::shared_ptr<Engine>> open(Loop& loop, std::shared_ptr<const Context> context);
 
   Engine(Loop& loop, std::shared_ptr<const Context> context, ucp_worker_h worker);
   ~Engine();
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
 
   Loop& loop() { return loop_; }
   ucp_worker_h get() { return worker_; }

@@ -2,7 +2,6 @@
 
 #include "transport/ucx/ucx_connector.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "transport/ucx/ucx_flow.h"
@@ -17,7 +16,7 @@ constexpr std::chrono::seconds kAttemptTime{3};
 }  // namespace
 
 UcxConnector::UcxConnector(Loop& loop, std::string address, std::vector<tcp::SocketAddress> candidates,
-                           Admission admission, Clock::time_point deadline, Done done)
+                           Admission admission, Clock::time_point deadline, OnConnect done)
     : loop_(loop),
       address_(std::move(address)),
       candidates_(std::move(candidates)),

@@ -1,7 +1,6 @@
 // UcxConnector: one connect() of the UCX transport, from the first try to the last.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,11 +18,9 @@ class UcxFlow;
 /// The current attempt or timer keeps it alive. After construction only the loop thread uses it.
 class UcxConnector final : public std::enable_shared_from_this<UcxConnector> {
  public:
-  using Done = std::function<void(Result<std::shared_ptr<Flow>>)>;
-
   /// `candidates` must not be empty.
   UcxConnector(Loop& loop, std::string address, std::vector<tcp::SocketAddress> candidates, Admission admission,
-               Clock::time_point deadline, Done done);
+               Clock::time_point deadline, OnConnect done);
 
   /// Tries every candidate in turn, again and again until the deadline. Calls `done` once.
   void start(const std::shared_ptr<Engine>& engine);
@@ -37,7 +34,7 @@ class UcxConnector final : public std::enable_shared_from_this<UcxConnector> {
   const std::string address_;
   const std::vector<tcp::SocketAddress> candidates_;
   const Admission admission_;
-  const Done done_;
+  const OnConnect done_;
   std::weak_ptr<Engine> engine_;
   ConnectAttempts attempts_;
   std::shared_ptr<UcxFlow> flow_;  // the flow of the current attempt

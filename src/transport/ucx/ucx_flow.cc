@@ -2,7 +2,6 @@
 
 #include "transport/ucx/ucx_flow.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -67,7 +66,7 @@ UcxFlow::UcxFlow(Engine& engine, std::string peer_name, wire::Handshake::Role ro
                  const wire::Credentials& credentials)
     : loop_(engine.loop()),
       engine_(&engine),
-      end_(std::move(peer_name)),
+      end_(loop_, std::move(peer_name)),
       role_(role),
       handshake_(role, wire::Purpose::flow, credentials, wire::random_nonce()) {
   engine.add(*this);
@@ -111,11 +110,9 @@ void UcxFlow::set_receiver(Receiver* receiver) {
   settle_soon();
 }
 
-void UcxFlow::send(wire::Header header, std::vector<std::span<const std::byte>> payload, Done done) {
+void UcxFlow::send(wire::Header header, Pieces payload, Done done) {
   loop_.check_thread();
-  const bool open = state_ == State::open;
-  if (Status refusal = check_send(send_error(), open, end_.peer_name(), header, payload); !refusal.ok()) {
-    end_.finish(std::move(done), refusal);
+  if (!end_.may_send(send_error(), state_ == State::open, header, payload, done)) {
     update_keep_alive();
     return settle_soon();
   }
@@ -228,8 +225,8 @@ ucs_status_t UcxFlow::on_data(std::span<const std::byte> header, void* data, std
     return UCS_OK;
   }
   if (header.size() != kDataHeaderBytes) {
-    fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": a header of " + std::to_string(header.size()) +
-                                   " bytes, which no message has"});
+    fail({ErrorCode::mismatch,
+          concat("message from ", end_.peer_name(), ": a header of ", header.size(), " bytes, which no message has")});
     return UCS_OK;
   }
   Arrival arrival;
@@ -241,12 +238,12 @@ ucs_status_t UcxFlow::on_data(std::span<const std::byte> header, void* data, std
   }
   const std::uint64_t sequence = get(header);
   if (arrival.header.payload_bytes != data_bytes) {
-    fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": its payload has " + std::to_string(data_bytes) +
-                                   " bytes, its header says " + std::to_string(arrival.header.payload_bytes)});
+    fail({ErrorCode::mismatch, concat("message from ", end_.peer_name(), ": its payload has ", data_bytes,
+                                      " bytes, its header says ", arrival.header.payload_bytes)});
     return UCS_OK;
   }
   if (!arrivals_.insert(sequence, arrival)) {
-    fail({ErrorCode::mismatch, "message from " + end_.peer_name() + ": unexpected number " + std::to_string(sequence)});
+    fail({ErrorCode::mismatch, concat("message from ", end_.peer_name(), ": unexpected number ", sequence)});
     return UCS_OK;
   }
   settle_soon();
@@ -289,10 +286,7 @@ void UcxFlow::close(std::chrono::milliseconds linger) {
   on_open_ = nullptr;
   if (linger.count() <= 0) return end({});
   drop_arrivals();  // tells the peer to go on
-  linger_timer_ = loop_.call_at(Clock::now() + linger, [self = shared_from_this()] {
-    self->linger_timer_ = 0;
-    self->end({});
-  });
+  end_.linger(linger, [self = shared_from_this()] { self->end({}); });
   settle_soon();
 }
 
@@ -360,13 +354,10 @@ void UcxFlow::deliver_next() {
   if (!may_deliver_ || state_ != State::open) return;
   const Arrival arrival = arrivals_.take();
   const auto place = receiver_->accept(*this, arrival.header, false);
-  if (state_ != State::open || !place.ok() || place.value().size() != arrival.header.payload_bytes) {
-    if (arrival.data != nullptr) release(arrival);
-    if (state_ != State::open) return;
-    if (!place.ok()) return end(place.status());
-    return end({ErrorCode::invalid_argument, "the receiver gave " + std::to_string(place.value().size()) +
-                                                 " bytes for a payload of " +
-                                                 std::to_string(arrival.header.payload_bytes)});
+  if (Status status = check_place(place, arrival.header); !status.ok() || state_ != State::open) {
+    release(arrival);
+    if (state_ == State::open) end(status);
+    return;
   }
   if (arrival.data == nullptr) return hand_over(arrival.header, {});
   if (arrival.rendezvous) return receive(arrival, place.value());
@@ -429,7 +420,6 @@ void UcxFlow::end(const Status& status) {
   state_ = State::ended;
   end_.end(status, ours);
   fail_waiting(end_.send_error());
-  if (linger_timer_ != 0) loop_.cancel(std::exchange(linger_timer_, 0));
   update_keep_alive();
   close_endpoint();
   drop_arrivals();  // comes after the close, so that the peer does not count an undelivered payload as received

@@ -49,23 +49,13 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   ~UcxFlow() override;
 
   void set_receiver(Receiver* receiver) override;
-  void send(wire::Header header, std::vector<std::span<const std::byte>> payload,
-            std::function<void(const Status&)> done) override;
+  void send(wire::Header header, Pieces payload, Done done) override;
   void close(std::chrono::milliseconds linger) override;
   void resume() override;
   const std::string& peer_name() const override { return end_.peer_name(); }
-  std::uint64_t bytes_sent() const override {
-    loop_.check_thread();
-    return bytes_sent_;
-  }
-  std::uint64_t bytes_received() const override {
-    loop_.check_thread();
-    return bytes_received_;
-  }
-  wire::Handshake::State handshake_state() const {
-    loop_.check_thread();
-    return handshake_.state();
-  }
+  std::uint64_t bytes_sent() const override { return loop_.checked(bytes_sent_); }
+  std::uint64_t bytes_received() const override { return loop_.checked(bytes_received_); }
+  wire::Handshake::State handshake_state() const { return loop_.checked(handshake_).state(); }
 
   // The engine calls the following from inside UCX.
   ucs_status_t on_data(std::span<const std::byte> header, void* data, std::size_t data_bytes, bool rendezvous);
@@ -76,7 +66,6 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   std::shared_ptr<UcxFlow> abandon();
 
  private:
-  using Done = std::function<void(const Status&)>;
   enum class State {
     open,
     closing,  // close() was called; the flow sends what is queued and drops what arrives
@@ -153,7 +142,6 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   std::uint64_t posted_bytes_ = 0;  // the bytes of sends_
   std::uint64_t next_sequence_ = 0;
   bool fin_sent_ = false;
-  Loop::TimerId linger_timer_ = 0;
 
   Receiver* receiver_ = nullptr;
   Arrivals arrivals_;

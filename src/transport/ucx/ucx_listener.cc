@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/pinned.h"
 #include "transport/entrance.h"
 #include "transport/tcp/address.h"
 #include "transport/ucx/ucx_flow.h"
@@ -26,7 +27,7 @@ tcp::SocketAddress address_of(const sockaddr_storage& storage) {
 }  // namespace
 
 /// Runs on the loop until its listener is destroyed.
-class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
+class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor>, private Pinned {
  public:
   Acceptor(std::shared_ptr<Engine> engine, Admission admission, OnAccept on_accept)
       : engine_(std::move(engine)), admission_(std::move(admission)), on_accept_(std::move(on_accept)) {}
@@ -36,8 +37,6 @@ class UcxListener::Acceptor : public std::enable_shared_from_this<Acceptor> {
     for (const ucp_conn_request_h request : waiting_) ::ucp_listener_reject(listener_, request);
     if (listener_ != nullptr) ::ucp_listener_destroy(listener_);
   }
-  Acceptor(const Acceptor&) = delete;
-  Acceptor& operator=(const Acceptor&) = delete;
 
   ucs_status_t bind(const tcp::SocketAddress& address) {
     ucp_listener_params_t params{};

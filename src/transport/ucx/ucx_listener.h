@@ -1,7 +1,6 @@
 // UcxListener: a bound address that hands out flows.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 
@@ -13,8 +12,6 @@ namespace poseidon::ucx {
 
 class UcxListener final : public Listener {
  public:
-  using OnAccept = std::function<void(std::shared_ptr<Flow>)>;
-
   /// See Transport::listen. `engine` is the one of the loop, whose thread alone calls this. Any other
   /// thread may destroy the listener.
   static Result<std::unique_ptr<Listener>> listen(const std::shared_ptr<Engine>& engine, const std::string& address,

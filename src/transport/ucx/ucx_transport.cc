@@ -48,25 +48,18 @@ class UcxTransport final : public Transport {
   UcxTransport(const UcxSettings& settings, Admission admission)
       : engines_(std::make_shared<Engines>(Context::open(settings))), admission_(std::move(admission)) {}
 
-  Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address,
-                                           UcxListener::OnAccept on_accept) override {
-    Result<std::unique_ptr<Listener>> listener = Status(ErrorCode::unreachable, "not asked yet");
-    loop.call([&] {
+  Result<std::unique_ptr<Listener>> listen(Loop& loop, const std::string& address, OnAccept on_accept) override {
+    return loop.call([&]() -> Result<std::unique_ptr<Listener>> {
       auto engine = engines_->of(loop);
-      listener = engine.ok() ? UcxListener::listen(engine.value(), address, admission_, std::move(on_accept))
-                             : engine.status().with_context("cannot listen on " + address);
+      if (!engine.ok()) return engine.status().with_context("cannot listen on " + address);
+      return UcxListener::listen(engine.value(), address, admission_, std::move(on_accept));
     });
-    return listener;
   }
 
-  void connect(Loop& loop, const std::string& address, Clock::time_point deadline, UcxConnector::Done done) override {
+  void connect(Loop& loop, const std::string& address, Clock::time_point deadline, OnConnect done) override {
     // The look-up is done here, because a slow name server must not block the loop.
     auto candidates = tcp::resolve(address);
-    if (!candidates.ok()) {
-      loop.post(
-          [done = std::move(done), status = candidates.status().with_context("cannot connect")] { done(status); });
-      return;
-    }
+    if (!candidates.ok()) return cannot_connect(loop, std::move(done), candidates.status());
     loop.post([engines = engines_, admission = admission_, &loop, address, candidates = std::move(candidates.value()),
                deadline, done = std::move(done)] {
       auto engine = engines->of(loop);

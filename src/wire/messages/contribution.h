@@ -2,7 +2,6 @@
 // step's answer (result).
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 

@@ -1,7 +1,5 @@
 #include "wire/messages/ending.h"
 
-#include <string>
-
 #include "wire/body.h"
 
 namespace poseidon::wire {

@@ -64,9 +64,7 @@ TextMessage Hello::make() const {
   about.rank = rank;
   const HelloBody body{numbers_of(pace.value_or(Pace())), worker_count, generation, flow, priority_class};
   std::string text = job + '\n' + run;
-  if (host)
-    text +=
-        '\n' + std::string(kHostLine) + std::to_string(host->index) + std::string(kOf) + std::to_string(host->count);
+  if (host) text += concat('\n', kHostLine, host->index, kOf, host->count);
   for (const auto& address : other_cores) text += '\n' + address;
   return with_text(make_header(about, Kind::hello, body, kHelloFields), std::move(text));
 }

@@ -16,9 +16,7 @@ constinit const BodyShape BodyShapes::waiting{};
 Heartbeat Heartbeat::read(const Header& header) { return read_body<Heartbeat>(header, kHeartbeatFields); }
 
 Header Heartbeat::make() const {
-  Envelope about;
-  about.priority = kFirstPriority;
-  return make_header(about, Kind::heartbeat, *this, kHeartbeatFields);
+  return make_header({.priority = kFirstPriority}, Kind::heartbeat, *this, kHeartbeatFields);
 }
 
 Waiting Waiting::read(std::span<const std::byte> payload) { return {as_text(payload)}; }

@@ -1,7 +1,5 @@
 #include "wire/messages/rows.h"
 
-#include <string>
-
 namespace poseidon::wire {
 
 std::optional<std::uint64_t> RowList::payload_bytes(const Contribution& about) {
@@ -21,15 +19,20 @@ Result<RowList> RowList::read(const Contribution& about, std::span<const std::by
   return list;
 }
 
+Result<TopK> TopK::read(std::span<const std::byte> payload, std::uint64_t element_count) {
+  TopK list;
+  list.indexes = {reinterpret_cast<const std::uint32_t*>(payload.data()), payload.size() / 8};
+  list.values = payload.subspan(payload.size() / 2);
+  if (Status status = check_indexes(list.indexes, element_count, "element"); !status.ok()) return status;
+  return list;
+}
+
 Status check_indexes(std::span<const std::uint32_t> indexes, std::uint64_t count, const std::string& what) {
   for (std::size_t i = 0; i < indexes.size(); ++i) {
-    if (indexes[i] >= count)
-      return {ErrorCode::mismatch,
-              "there is no " + what + " " + std::to_string(indexes[i]) + " of " + std::to_string(count)};
+    if (indexes[i] >= count) return {ErrorCode::mismatch, concat("there is no ", what, " ", indexes[i], " of ", count)};
     if (i > 0 && indexes[i] <= indexes[i - 1])
-      return {ErrorCode::mismatch, what + " " + std::to_string(indexes[i]) + " comes after " + what + " " +
-                                       std::to_string(indexes[i - 1]) + "; " + what +
-                                       "s are in ascending order, each once"};
+      return {ErrorCode::mismatch, concat(what, " ", indexes[i], " comes after ", what, " ", indexes[i - 1], "; ", what,
+                                          "s are in ascending order, each once")};
   }
   return {};
 }

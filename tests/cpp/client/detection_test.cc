@@ -18,7 +18,7 @@
 #include "cpp/transport/own_sockets.h"
 #include "poseidon/server.h"
 #include "simulation/virtual_time.h"
-#include "wire/messages/rate.h"
+#include "wire/messages/sending.h"
 
 namespace poseidon::testing {
 namespace {

@@ -363,7 +363,7 @@ TEST_F(ServerTest, ShutdownSaysGoodbyeAndMayBeCalledTwice) {
   EXPECT_EQ(message(*worker, 2).header.priority, wire::kLastPriority) << "results go before it";
   EXPECT_EQ(worker->recorder.wait_closed().code(), ErrorCode::peer_lost);
   EXPECT_EQ(server->address(), "shard");
-  EXPECT_EQ(server->traffic(), (std::pair<std::uint64_t, std::uint64_t>(0, 0)));
+  EXPECT_EQ(server->traffic(), TrafficStats());
 }
 
 /// Blocks until `bytes` is full. Returns false if the connection ends before.

@@ -10,9 +10,8 @@
 
 #include "wire/messages/ending.h"
 #include "wire/messages/hello.h"
-#include "wire/messages/hold.h"
 #include "wire/messages/life.h"
-#include "wire/messages/rate.h"
+#include "wire/messages/sending.h"
 
 namespace poseidon::wire {
 namespace {

@@ -1,11 +1,10 @@
 // hold: the worker receives something urgent, so what is less urgent waits.
-#include "wire/messages/hold.h"
-
 #include <algorithm>
 #include <chrono>
 
 #include "server/core/connection.h"
 #include "server/core/server_core.h"
+#include "wire/messages/sending.h"
 
 namespace poseidon {
 

@@ -1,4 +1,4 @@
-// hold: a worker asks a server to send nothing less urgent to it for a while.
+// hold and rate: how much a process may send, which the one that receives it says.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,17 @@ struct Hold {
   Header make() const;
 
   bool operator==(const Hold&) const = default;
+};
+
+/// rate: the worker's share of the server's port. It holds for the connection over which it comes, until the next one.
+/// No payload.
+struct Rate {
+  std::uint64_t bytes_per_second = 0;  // 0: no limit
+
+  static Rate read(const Header& header);
+  Header make() const;
+
+  bool operator==(const Rate&) const = default;
 };
 
 }  // namespace poseidon::wire
