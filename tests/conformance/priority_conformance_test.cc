@@ -16,7 +16,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
+constexpr std::size_t kBulkBytes = std::size_t{1} << 20;
 constexpr std::uint32_t kBulkCount = 32;  // MiB: more than any medium takes from a sender that nobody receives from
 constexpr std::uint16_t kBulkLevel = 500;
 
@@ -53,7 +53,7 @@ class TransportPriority : public TransportTest {
     return chunks;
   }
 
-  const Bytes bulk_ = pattern(kMiB, 1);
+  const Bytes bulk_ = pattern(kBulkBytes, 1);
   const Bytes small_ = pattern(1000, 2);
 };
 
@@ -102,7 +102,7 @@ TEST_P(TransportPriority, AnUrgentMessageOvertakesWhatWaits) {
 }
 
 TEST_P(TransportPriority, AMessageThatHasBegunIsNotCut) {
-  const Bytes large = pattern(32 * kMiB, 3);
+  const Bytes large = pattern(32 * kBulkBytes, 3);
   Pair pair = connected_pair();
   pair.client->receive();
   pair.client->send(header_of(0, wire::kLastPriority), large);

@@ -144,8 +144,4 @@ inline Layer matrix_layer(const std::string& name, std::size_t rows, std::size_t
 
 inline std::span<std::byte> bytes_of(std::vector<float>& values) { return std::as_writable_bytes(std::span(values)); }
 
-inline bool contains(const Status& status, const std::string& text) {
-  return status.message().find(text) != std::string::npos;
-}
-
 }  // namespace poseidon::testing

@@ -15,8 +15,8 @@
 namespace poseidon::kernel {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+constexpr double kInfinite = std::numeric_limits<double>::infinity();
+constexpr double kNotANumber = std::numeric_limits<double>::quiet_NaN();
 
 /// The middle of the values, with NaNs behind all numbers, computed as the dtype's contract says.
 double reference_median(std::vector<double> values, DType dtype) {
@@ -85,14 +85,14 @@ TEST(Median, WithstandsAMinorityOfUselessContributions) {
     find_aggregator("median")->aggregate_float64({contributions, {&result, 1}});
     return result;
   };
-  EXPECT_EQ(median_of({kNan, 1, 2}), 2);
-  EXPECT_EQ(median_of({1, kNan, 2}), 2);
-  EXPECT_EQ(median_of({1, 2, kNan}), 2);
-  EXPECT_EQ(median_of({kNan, 5, kNan, 4, 6}), 6);
-  EXPECT_EQ(median_of({-kInfinity, 7, kInfinity}), 7);
-  EXPECT_EQ(median_of({kNan, -kInfinity, 3, 4}), 3.5);
-  EXPECT_TRUE(std::isnan(median_of({kNan, 1, kNan})));
-  EXPECT_TRUE(std::isnan(median_of({kNan, 1})));
+  EXPECT_EQ(median_of({kNotANumber, 1, 2}), 2);
+  EXPECT_EQ(median_of({1, kNotANumber, 2}), 2);
+  EXPECT_EQ(median_of({1, 2, kNotANumber}), 2);
+  EXPECT_EQ(median_of({kNotANumber, 5, kNotANumber, 4, 6}), 6);
+  EXPECT_EQ(median_of({-kInfinite, 7, kInfinite}), 7);
+  EXPECT_EQ(median_of({kNotANumber, -kInfinite, 3, 4}), 3.5);
+  EXPECT_TRUE(std::isnan(median_of({kNotANumber, 1, kNotANumber})));
+  EXPECT_TRUE(std::isnan(median_of({kNotANumber, 1})));
 }
 
 TEST(Aggregate, CountsAMissingArrayAsZerosAndDivides) {

@@ -16,6 +16,9 @@ namespace poseidon::kernel {
 
 using Bytes = std::vector<std::byte>;
 
+inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
+inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
 /// Returns every instruction set that this CPU can run, baseline first.
 inline std::vector<Isa> available_isas() {
   std::vector<Isa> isas{Isa::baseline};

@@ -20,8 +20,6 @@ namespace {
 using Floats = std::vector<float>;
 using Indexes = std::vector<std::uint32_t>;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
 struct Taken {
   Indexes indexes;

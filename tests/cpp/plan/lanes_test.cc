@@ -55,7 +55,7 @@ Options random_options(Random& random) {
   return options;
 }
 
-Plan plan_of(const std::vector<Layer>& layers, const Cluster& cluster, const Options& options) {
+Plan plan_with_lanes(const std::vector<Layer>& layers, const Cluster& cluster, const Options& options) {
   auto plan = make_plan(layers, cluster, options, 0);
   EXPECT_TRUE(plan.ok()) << plan.status().message();
   return plan.ok() ? plan.value() : Plan{};
@@ -134,7 +134,7 @@ TEST(Lanes, EveryServersChunksAreSpreadWithinGrahamsBound) {
     SCOPED_TRACE("round " + std::to_string(round));
     const auto layers = random_layers(random, round % 2 == 0 ? 5 : 60);
     const Cluster cluster = random_cluster(random);
-    const Plan plan = plan_of(layers, cluster, random_options(random));
+    const Plan plan = plan_with_lanes(layers, cluster, random_options(random));
     for (const auto& lanes : lanes_of(plan)) expect_graham(lanes);
     if (HasFailure()) return;
   }
@@ -146,8 +146,8 @@ TEST(Lanes, AreTheSameOnEveryRank) {
     const auto layers = random_layers(random, 30);
     const Cluster cluster = random_cluster(random);
     const Options options = random_options(random);
-    const Plan plan = plan_of(layers, cluster, options);
-    const Plan again = plan_of(layers, cluster, options);
+    const Plan plan = plan_with_lanes(layers, cluster, options);
+    const Plan again = plan_with_lanes(layers, cluster, options);
     EXPECT_EQ(plan_lines(plan), plan_lines(again));
     EXPECT_EQ(lanes_of(plan), lanes_of(again));
   }
@@ -161,7 +161,7 @@ TEST(Lanes, ShowInThePlansText) {
     for (const int flows : {1, 2}) {
       cluster.core_counts = counts;
       cluster.flow_count = flows;
-      texts.push_back(plan_lines(plan_of(layers, cluster, {})));
+      texts.push_back(plan_lines(plan_with_lanes(layers, cluster, {})));
     }
   }
   for (std::size_t i = 0; i < texts.size(); ++i)
@@ -172,7 +172,7 @@ TEST(Lanes, NeighboursAreOnDifferentCores) {
   Options options;
   options.chunk_bytes = 64u << 10;
   const std::vector<Layer> layers{{"a", DType::float32, 4 * (64u << 10) / 4, 0, 0, Scheme::ps}};
-  const Plan plan = plan_of(layers, {1, 1, Placement::colocated, {2}, 2}, options);
+  const Plan plan = plan_with_lanes(layers, {1, 1, Placement::colocated, {2}, 2}, options);
   ASSERT_EQ(plan.units[0].chunks.size(), 4u);
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_EQ(plan.units[0].chunks[i].core, static_cast<int>(i % 2));
@@ -188,7 +188,7 @@ TEST(Lanes, AWholeLayerIsOneChunkAndStoredLayersAreNoGroup) {
     layers[i].stored = i < 2;
     layers[i].whole = i == 0;
   }
-  const Plan plan = plan_of(layers, {4, 4, Placement::colocated, {2, 1, 2, 1}, 2}, {});
+  const Plan plan = plan_with_lanes(layers, {4, 4, Placement::colocated, {2, 1, 2, 1}, 2}, {});
   EXPECT_EQ(plan.units[plan.unit_of_layer[0]].chunks.size(), 1u);
   for (const Unit& unit : plan.units) EXPECT_FALSE(unit.grouped());
   EXPECT_EQ(plan.layers[0].scheme, Scheme::ps);

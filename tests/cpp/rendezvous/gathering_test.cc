@@ -23,6 +23,9 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing::always;
+using testing::contains;
+using testing::kRejoin;
+using testing::kShrink;
 using testing::MemoryStore;
 using testing::run_ranks;
 
@@ -52,10 +55,6 @@ testing::Beside<Result<Membership>> begin_to_join(MemoryStore& store, const Opti
   return testing::run_beside([&store, options] { return join(store, options); });
 }
 
-bool contains(const Status& status, const std::string& text) {
-  return status.message().find(text) != std::string::npos;
-}
-
 /// Runs all of these at the same time. Each must join.
 std::vector<Membership> join_all(MemoryStore& store, const std::vector<Options>& all) {
   std::vector<Membership> found(all.size());
@@ -73,9 +72,6 @@ std::vector<int> slots_of(const Membership& membership) {
   for (const Member& member : membership.members) slots.push_back(member.slot);
   return slots;
 }
-
-constexpr auto kRejoin = OnFailure::rejoin;
-constexpr auto kShrink = OnFailure::shrink;
 
 TEST_IN_VIRTUAL_TIME(Rejoin, AJobBeginsWithItsFirstGeneration) {
   for (const OnFailure on_failure : {kRejoin, kShrink}) {

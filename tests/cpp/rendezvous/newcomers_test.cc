@@ -19,6 +19,9 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing::always;
+using testing::contains;
+using testing::kRejoin;
+using testing::kShrink;
 using testing::MemoryStore;
 using testing::run_ranks;
 
@@ -56,13 +59,6 @@ void train_until(MemoryStore& store, const std::vector<testing::Beside<Result<Me
   for (auto* one : over)
     while (!one->is_done_after(milliseconds(20))) ASSERT_EQ(generation_wanted(*view, "default"), 1u);
 }
-
-bool contains(const Status& status, const std::string& text) {
-  return status.message().find(text) != std::string::npos;
-}
-
-constexpr auto kRejoin = OnFailure::rejoin;
-constexpr auto kShrink = OnFailure::shrink;
 
 TEST_IN_VIRTUAL_TIME(Newcomers, OfAnotherRunAreRefusedAtOnceAndTheMembersLearnOfIt) {
   for (const OnFailure on_failure : {OnFailure::abort, kRejoin, kShrink}) {

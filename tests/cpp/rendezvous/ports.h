@@ -2,6 +2,7 @@
 #pragma once
 
 #include <arpa/inet.h>
+#include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -10,12 +11,15 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "base/file_descriptor.h"
 #include "base/thread.h"
 #include "poseidon/options.h"
+#include "poseidon/status.h"
+#include "rendezvous/tcp_store.h"
 
 namespace poseidon::testing {
 
@@ -58,6 +62,19 @@ inline Options test_options(int rank, int world_size, std::uint16_t port) {
 }
 
 inline bool always() { return true; }
+
+inline constexpr OnFailure kRejoin = OnFailure::rejoin;
+inline constexpr OnFailure kShrink = OnFailure::shrink;
+
+inline bool contains(const Status& status, const std::string& text) {
+  return status.message().find(text) != std::string::npos;
+}
+
+inline std::shared_ptr<Store> open_store(const Options& options) {
+  auto store = open_tcp_store(options, always);
+  EXPECT_TRUE(store.ok()) << store.status().message();
+  return store.ok() ? store.value() : nullptr;
+}
 
 /// Runs `body(rank)` on one thread for each rank and joins the threads.
 template <typename F>

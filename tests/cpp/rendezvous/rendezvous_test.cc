@@ -19,19 +19,11 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing::always;
+using testing::contains;
 using testing::free_port;
+using testing::open_store;
 using testing::run_ranks;
 using testing::test_options;
-
-std::shared_ptr<Store> open(const Options& options) {
-  auto store = open_tcp_store(options, always);
-  EXPECT_TRUE(store.ok()) << store.status().message();
-  return store.ok() ? store.value() : nullptr;
-}
-
-bool contains(const Status& status, const std::string& text) {
-  return status.message().find(text) != std::string::npos;
-}
 
 /// The addresses that a rank publishes. Each has another number of cores, and every second one shared memory, too.
 Member member_of(int rank) {
@@ -50,7 +42,7 @@ std::vector<Status> meet_all(std::vector<Options> all, const std::vector<int>& m
   run_ranks(static_cast<int>(all.size()), [&](int rank) {
     if (std::ranges::find(missing, rank) != missing.end()) return;
     const Options& options = all[static_cast<std::size_t>(rank)];
-    const auto store = open(options);
+    const auto store = open_store(options);
     if (!store) return;
     const std::string name = std::to_string(rank);
     const auto members = meet(*store, options, member_of(rank), always);
@@ -132,7 +124,7 @@ TEST(Meet, DifferingOptionsAreNamedWithTheirRank) {
 
 TEST(Meet, GivesUpWhenInterrupted) {
   const Options options = test_options(0, 2, free_port());
-  const auto store = open(options);
+  const auto store = open_store(options);
   ASSERT_TRUE(store);
   const auto members = meet(*store, options, member_of(0), [] { return false; });
   EXPECT_EQ(members.status().code(), ErrorCode::aborted);

@@ -22,17 +22,13 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing::always;
+using testing::contains;
 using testing::free_port;
+using testing::open_store;
 using testing::test_options;
 
 constexpr const char* kSecret = "a secret of some length";
 constexpr const char* kOther = "another secret, as long";
-
-std::shared_ptr<Store> open(const Options& options) {
-  auto store = open_tcp_store(options, always);
-  EXPECT_TRUE(store.ok()) << store.status().message();
-  return store.ok() ? store.value() : nullptr;
-}
 
 Options rejoining(int rank, std::uint16_t port) {
   Options options = test_options(rank, 2, port);
@@ -41,14 +37,10 @@ Options rejoining(int rank, std::uint16_t port) {
   return options;
 }
 
-bool contains(const Status& status, const std::string& text) {
-  return status.message().find(text) != std::string::npos;
-}
-
 TEST(TcpStore, KeysAreSeenByAllAndTheLastValueCounts) {
   const auto port = free_port();
-  const auto first = open(test_options(0, 2, port));
-  const auto second = open(test_options(1, 2, port));
+  const auto first = open_store(test_options(0, 2, port));
+  const auto second = open_store(test_options(1, 2, port));
   ASSERT_TRUE(first && second);
   std::string value("with\0zero", 9);
   value.append(1 << 20, 'x');
@@ -71,8 +63,8 @@ Options encrypted(int rank, std::uint16_t port) {
 TEST(TcpStore, CarriesValuesOfAllSizesWithTlsToo) {
   if (!tls_available()) GTEST_SKIP() << "this build has no OpenSSL";
   const auto port = free_port();
-  const auto first = open(encrypted(0, port));
-  const auto second = open(encrypted(1, port));
+  const auto first = open_store(encrypted(0, port));
+  const auto second = open_store(encrypted(1, port));
   ASSERT_TRUE(first && second);
   for (const std::size_t size : {0u, 1u, 16'384u, 65'527u, 65'536u, 5'000'000u}) {
     const std::string value(size, static_cast<char>('a' + size % 26));
@@ -91,7 +83,7 @@ TEST(TcpStore, WhoWantsAnotherEncryptionIsToldSoAtOnce) {
     Options second = encrypted(1, port);
     first.tls = served;
     second.tls = !served;
-    const auto store = open(first);
+    const auto store = open_store(first);
     const auto refused = open_tcp_store(second, always);
     EXPECT_EQ(refused.status().code(), ErrorCode::mismatch);
     EXPECT_TRUE(contains(refused.status(), served ? "has tls=on, this process tls=off" : "has tls=off, this process"))
@@ -101,8 +93,8 @@ TEST(TcpStore, WhoWantsAnotherEncryptionIsToldSoAtOnce) {
 
 TEST(TcpStore, GetWaitsForTheKey) {
   const auto port = free_port();
-  const auto first = open(test_options(0, 2, port));
-  const auto second = open(test_options(1, 2, port));
+  const auto first = open_store(test_options(0, 2, port));
+  const auto second = open_store(test_options(1, 2, port));
   ASSERT_TRUE(first && second);
   std::thread late([&] {
     EXPECT_FALSE(first->get("what nobody sets", milliseconds(100)).ok());  // takes that long
@@ -115,7 +107,7 @@ TEST(TcpStore, GetWaitsForTheKey) {
 }
 
 TEST(TcpStore, GetEndsAtItsTimeoutAndNamesTheKey) {
-  const auto store = open(test_options(0, 1, free_port()));
+  const auto store = open_store(test_options(0, 1, free_port()));
   ASSERT_TRUE(store);
   const auto begun = Clock::now();
   const auto value = store->get("nothing", milliseconds(150));
@@ -129,7 +121,7 @@ TEST(TcpStore, GetEndsAtItsTimeoutAndNamesTheKey) {
 
 TEST(TcpStore, PortInUseIsNamed) {
   const auto port = free_port();
-  const auto store = open(test_options(0, 2, port));
+  const auto store = open_store(test_options(0, 2, port));
   const auto second = open_tcp_store(test_options(0, 2, port), always);
   ASSERT_FALSE(second.ok());
   EXPECT_EQ(second.status().code(), ErrorCode::unreachable);
@@ -160,7 +152,7 @@ TEST(TcpStore, AddressThatDoesNotResolveIsNamed) {
 
 TEST(TcpStore, UnauthenticatedConnectionsDoNotDisturbIt) {
   const auto port = free_port();
-  const auto store = open(test_options(0, 1, port));
+  const auto store = open_store(test_options(0, 1, port));
   ASSERT_TRUE(store);
   const std::string garbage(100'000, '\xff');
   const std::string oversized{'S', '\1', 0, 0, 0, '\xff', '\xff', '\xff', '\x7f'};
@@ -178,8 +170,8 @@ TEST(TcpStore, UnauthenticatedConnectionsDoNotDisturbIt) {
 
 TEST(TcpStore, TellsWhenItsServerHasGone) {
   const auto port = free_port();
-  auto first = open(test_options(0, 2, port));
-  const auto second = open(test_options(1, 2, port));
+  auto first = open_store(test_options(0, 2, port));
+  const auto second = open_store(test_options(1, 2, port));
   ASSERT_TRUE(first && second);
   first.reset();
   EXPECT_EQ(second->set("key", "value").code(), ErrorCode::unreachable);
@@ -190,7 +182,7 @@ TEST(TcpStore, AnotherSecretIsRefusedAtOnce) {
   const auto port = free_port();
   Options options = test_options(0, 2, port);
   options.secret = kSecret;
-  const auto first = open(options);
+  const auto first = open_store(options);
   ASSERT_TRUE(first);
   for (const char* secret : {kOther, ""}) {
     Options other = test_options(1, 2, port);
@@ -202,7 +194,7 @@ TEST(TcpStore, AnotherSecretIsRefusedAtOnce) {
     EXPECT_LT(Clock::now() - begun, std::chrono::seconds(5));
   }
   options.rank = 1;
-  const auto second = open(options);
+  const auto second = open_store(options);
   ASSERT_TRUE(second);
   EXPECT_TRUE(second->set("key", "value").ok());
 }
@@ -215,8 +207,8 @@ TEST(TcpStore, ASecretThatIsNoneIsInvalid) {
 
 TEST(TcpStore, ReconnectsToAReplacementOfItsServer) {
   const auto port = free_port();
-  auto first = open(rejoining(0, port));
-  const auto second = open(rejoining(1, port));
+  auto first = open_store(rejoining(0, port));
+  const auto second = open_store(rejoining(1, port));
   ASSERT_TRUE(first && second);
   ASSERT_TRUE(second->set("key", "old").ok());
   first.reset();
@@ -225,7 +217,7 @@ TEST(TcpStore, ReconnectsToAReplacementOfItsServer) {
   EXPECT_LT(Clock::now() - begun, milliseconds(1000)) << "a quick look";
   std::thread replacement([&] {
     std::this_thread::sleep_for(milliseconds(300));  // nobody serves meanwhile
-    first = open(rejoining(0, port));
+    first = open_store(rejoining(0, port));
   });
   EXPECT_TRUE(second->set("other", "new").ok());
   replacement.join();
@@ -235,12 +227,12 @@ TEST(TcpStore, ReconnectsToAReplacementOfItsServer) {
 
 TEST(TcpStore, AnotherProcessOfItsHostServesInItsPlace) {
   const auto port = free_port();
-  auto first = open(rejoining(0, port));
-  auto second = open(rejoining(1, port));
+  auto first = open_store(rejoining(0, port));
+  auto second = open_store(rejoining(1, port));
   ASSERT_TRUE(first && second);
   first.reset();
   EXPECT_TRUE(second->set("key", "value").ok());
-  const auto replacement = open(rejoining(0, port));
+  const auto replacement = open_store(rejoining(0, port));
   ASSERT_TRUE(replacement) << "the port is taken";
   EXPECT_EQ(replacement->get("key", milliseconds(0)).value(), "value");
   second.reset();
@@ -250,8 +242,8 @@ TEST(TcpStore, AnotherProcessOfItsHostServesInItsPlace) {
 
 TEST(TcpStore, GetWaitsForAReplacementUntilItsTimeout) {
   const auto port = free_port();
-  auto first = open(rejoining(0, port));
-  const auto second = open(rejoining(1, port));
+  auto first = open_store(rejoining(0, port));
+  const auto second = open_store(rejoining(1, port));
   ASSERT_TRUE(first && second);
   first.reset();
   const auto address = tcp::resolve("127.0.0.1:" + std::to_string(port)).value()[0];
@@ -280,7 +272,7 @@ TEST(TcpStore, AServerThatHangsIsAwayAndItsLateAnswersAreNotTaken) {
     }
   });
   {
-    const auto store = open(test_options(1, 2, port));
+    const auto store = open_store(test_options(1, 2, port));
     for (int i = 0; i < 2 && store; ++i) {
       const auto begun = Clock::now();
       EXPECT_EQ(store->get("key", milliseconds(0)).status().code(), ErrorCode::unreachable);
@@ -292,7 +284,7 @@ TEST(TcpStore, AServerThatHangsIsAwayAndItsLateAnswersAreNotTaken) {
 }
 
 TEST(TcpStore, HoldsNoMoreThanItsLimits) {
-  const auto store = open(test_options(0, 1, free_port()));
+  const auto store = open_store(test_options(0, 1, free_port()));
   ASSERT_TRUE(store);
   const std::string large(store_protocol::kMaxValueBytes, 'x');
   EXPECT_EQ(store->set("key", large + "x").code(), ErrorCode::invalid_argument);
@@ -310,7 +302,7 @@ TEST(TcpStore, HoldsNoMoreThanItsLimits) {
 
 TEST(TcpStore, WhoDoesNotReadItsAnswersFillsNoMemory) {
   const auto port = free_port();
-  const auto store = open(test_options(0, 2, port));
+  const auto store = open_store(test_options(0, 2, port));
   ASSERT_TRUE(store);
   ASSERT_TRUE(store->set("k", std::string(1u << 20, 'x')).ok());
   const FileDescriptor greedy = testing::connected_socket(port);

@@ -9,17 +9,17 @@
 namespace poseidon {
 namespace {
 
-constexpr std::size_t kRows = 4;
-constexpr std::size_t kCols = 6;
+constexpr std::size_t kLayerRows = 4;
+constexpr std::size_t kLayerCols = 6;
 
 class FactorBroadcastTest : public ::testing::Test {
  protected:
   FactorBroadcastTest() {
     unit_.name = "weights";
-    unit_.size_bytes = kRows * kCols * sizeof(float);
+    unit_.size_bytes = kLayerRows * kLayerCols * sizeof(float);
     exchange_.about.unit = &unit_;
-    exchange_.about.rows = kRows;
-    exchange_.about.cols = kCols;
+    exchange_.about.rows = kLayerRows;
+    exchange_.about.cols = kLayerCols;
     inbox_.parts.resize(3);
     links_.worker_count = 3;
     links_.pool = std::make_shared<BufferPool>();
@@ -29,10 +29,10 @@ class FactorBroadcastTest : public ::testing::Test {
     wire::Contribution factors;
     factors.kind = wire::Kind::factors;
     factors.rank = 1;
-    factors.rows = kRows;
-    factors.cols = kCols;
+    factors.rows = kLayerRows;
+    factors.cols = kLayerCols;
     factors.factor_count = factor_count;
-    factors.payload_bytes = factor_count * (kRows + kCols) * sizeof(float);
+    factors.payload_bytes = factor_count * (kLayerRows + kLayerCols) * sizeof(float);
     return factors;
   }
 
@@ -55,11 +55,11 @@ TEST_F(FactorBroadcastTest, MakesRoomForWhatFits) {
     inbox_.parts[1] = Part();
     return scheme_.make_room(inbox_, exchange_, one.make(), links_).value().size();
   };
-  EXPECT_EQ(room_bytes(factors(3)), 3 * (kRows + kCols) * sizeof(float));
+  EXPECT_EQ(room_bytes(factors(3)), 3 * (kLayerRows + kLayerCols) * sizeof(float));
   wire::Contribution narrow = factors(3);
   narrow.dtype = DType::bfloat16;
   narrow.payload_bytes /= 2;
-  EXPECT_EQ(room_bytes(narrow), 3 * (kRows + kCols) * sizeof(float) / 2);
+  EXPECT_EQ(room_bytes(narrow), 3 * (kLayerRows + kLayerCols) * sizeof(float) / 2);
   wire::Contribution dense = factors(wire::kUnboundedFactors);
   dense.dense = true;
   dense.payload_bytes = unit_.size_bytes;
@@ -68,8 +68,8 @@ TEST_F(FactorBroadcastTest, MakesRoomForWhatFits) {
 
 TEST_F(FactorBroadcastTest, RefusesWhatDoesNotFit) {
   wire::Contribution wrong = factors(3);
-  wrong.rows = kCols;
-  wrong.cols = kRows;
+  wrong.rows = kLayerCols;
+  wrong.cols = kLayerRows;
   expect_refused(wrong, "shape");
   wrong = factors(3);
   wrong.payload_bytes -= 4;
@@ -123,7 +123,7 @@ TEST_F(FactorBroadcastTest, LeftRowsComeBeforeRightRows) {
   const Part& part = inbox_.parts[1];
   ASSERT_EQ(part.terms.size(), 1u);
   EXPECT_EQ(part.terms[0].left, room.value().data());
-  EXPECT_EQ(part.terms[0].right, room.value().data() + 2 * kRows * sizeof(float));
+  EXPECT_EQ(part.terms[0].right, room.value().data() + 2 * kLayerRows * sizeof(float));
   EXPECT_EQ(part.terms[0].count, 2u);
   EXPECT_TRUE(part.present);
 }

@@ -19,12 +19,12 @@ namespace {
 using Floats = std::vector<float>;
 using Indexes = std::vector<std::uint32_t>;
 
-constexpr std::size_t kRows = 50;
-constexpr std::size_t kCols = 6;
-constexpr std::size_t kWorkers = 3;
+constexpr std::size_t kTableRows = 50;
+constexpr std::size_t kTableCols = 6;
+constexpr std::size_t kTableWorkers = 3;
 constexpr std::uint32_t kDivisor = 3;
 
-Layer table(std::size_t rows = kRows, std::size_t cols = kCols, Scheme scheme = Scheme::automatic) {
+Layer table(std::size_t rows = kTableRows, std::size_t cols = kTableCols, Scheme scheme = Scheme::automatic) {
   Layer layer = matrix_layer("table", rows, cols, scheme);
   layer.row_gradient = true;
   return layer;
@@ -49,7 +49,7 @@ struct Mean {
   bool operator==(const Mean&) const = default;
 };
 
-Floats random_floats(std::mt19937& random, std::size_t count) {
+Floats uniform_floats(std::mt19937& random, std::size_t count) {
   std::uniform_real_distribution<float> values(-1, 1);
   Floats floats(count);
   for (float& value : floats) value = values(random);
@@ -57,10 +57,10 @@ Floats random_floats(std::mt19937& random, std::size_t count) {
 }
 
 /// Some rows, of which the ranks share many.
-Gradient random_rows(std::mt19937& random, std::size_t most, std::size_t rows = kRows, std::size_t cols = kCols) {
+Gradient random_rows(std::mt19937& random, std::size_t most, std::size_t rows = kTableRows, std::size_t cols = kTableCols) {
   std::set<std::uint32_t> indexes;
   for (std::size_t i = 0; i < most; ++i) indexes.insert(static_cast<std::uint32_t>(random() % rows));
-  return {false, {indexes.begin(), indexes.end()}, random_floats(random, indexes.size() * cols), {}};
+  return {false, {indexes.begin(), indexes.end()}, uniform_floats(random, indexes.size() * cols), {}};
 }
 
 Gradient absent() { return {true, {}, {}, {}}; }
@@ -71,12 +71,12 @@ Mean mean_in_rank_order(const std::vector<Gradient>& gradients) {
   std::map<std::uint32_t, Floats> sums;
   for (const Gradient& one : gradients) {
     mean.dense = mean.dense || !one.dense.empty();
-    const std::size_t count = one.dense.empty() ? one.indexes.size() : kRows;
+    const std::size_t count = one.dense.empty() ? one.indexes.size() : kTableRows;
     for (std::size_t i = 0; i < count; ++i) {
       const auto row = one.dense.empty() ? one.indexes[i] : static_cast<std::uint32_t>(i);
-      Floats& sum = sums.try_emplace(row, kCols).first->second;
+      Floats& sum = sums.try_emplace(row, kTableCols).first->second;
       const Floats& values = one.dense.empty() ? one.values : one.dense;
-      for (std::size_t col = 0; col < kCols; ++col) sum[col] += values[i * kCols + col];
+      for (std::size_t col = 0; col < kTableCols; ++col) sum[col] += values[i * kTableCols + col];
     }
   }
   for (const auto& [row, sum] : sums) {
@@ -95,7 +95,7 @@ Mean result_of(const Client& client, std::uint32_t layer) {
 
 /// Shared memory would not count as network traffic.
 std::vector<Options> over_tcp() {
-  auto options = cluster_options(kWorkers);
+  auto options = cluster_options(kTableWorkers);
   for (Options& one : options) one.transport = Medium::tcp;
   return options;
 }
@@ -104,7 +104,7 @@ class RowsTest : public ::testing::Test {
  protected:
   /// One step. Returns what each rank got. A dense gradient's result is in its own memory.
   std::vector<Mean> exchange(const std::vector<Gradient>& gradients) {
-    std::vector<Mean> results(kWorkers);
+    std::vector<Mean> results(kTableWorkers);
     cluster_.each([&](std::size_t rank, Client& client) {
       EXPECT_EQ(client.next_scheme(layer_), Scheme::rows);
       const Gradient& own = gradients[rank];
@@ -125,7 +125,7 @@ class RowsTest : public ::testing::Test {
     for (const Mean& result : exchange(gradients)) EXPECT_EQ(result, mean);
   }
 
-  Gradient random_dense() { return {false, {}, {}, random_floats(random_, kRows * kCols)}; }
+  Gradient random_dense() { return {false, {}, {}, uniform_floats(random_, kTableRows * kTableCols)}; }
 
   TestCluster cluster_{over_tcp()};
   std::uint32_t layer_ = cluster_.add({table()});
@@ -150,12 +150,12 @@ TEST_F(RowsTest, ARankMayContributeNoRowsADenseGradientOrNothing) {
 TEST_F(RowsTest, ADestinationGetsZerosForTheRowsThatNobodyHas) {
   const std::vector<Gradient> gradients{random_rows(random_, 4), random_rows(random_, 9), absent()};
   const Mean mean = mean_in_rank_order(gradients);
-  Floats expected(kRows * kCols, 0);
+  Floats expected(kTableRows * kTableCols, 0);
   for (std::size_t i = 0; i < mean.indexes.size(); ++i)
-    std::copy_n(mean.values.begin() + static_cast<std::ptrdiff_t>(i * kCols), kCols,
-                expected.begin() + static_cast<std::ptrdiff_t>(mean.indexes[i] * kCols));
+    std::copy_n(mean.values.begin() + static_cast<std::ptrdiff_t>(i * kTableCols), kTableCols,
+                expected.begin() + static_cast<std::ptrdiff_t>(mean.indexes[i] * kTableCols));
   cluster_.each([&](std::size_t rank, Client& client) {
-    Floats memory(kRows * kCols, 7);
+    Floats memory(kTableRows * kTableCols, 7);
     const Gradient& own = gradients[rank];
     ASSERT_TRUE((own.absent ? client.start_absent(layer_, bytes_of(memory), kDivisor)
                             : client.start_rows(layer_, own.rows(), bytes_of(memory), kDivisor))
@@ -171,7 +171,7 @@ TEST_F(RowsTest, TheBytesAreThoseOfTheClosedFormAndOfTheRowsAlone) {
   constexpr std::size_t cols = 16;
   constexpr std::size_t row_count = 64;
   const std::uint32_t large = cluster_.add({table(rows, cols)});
-  const Cluster cluster{kWorkers, kWorkers, Placement::colocated};
+  const Cluster cluster{kTableWorkers, kTableWorkers, Placement::colocated};
   cluster_.each([&](std::size_t rank, Client& client) {
     Indexes indexes;
     for (std::uint32_t i = 0; i < row_count; ++i) indexes.push_back(i * 1000 + static_cast<std::uint32_t>(rank % 2));
@@ -182,11 +182,11 @@ TEST_F(RowsTest, TheBytesAreThoseOfTheClosedFormAndOfTheRowsAlone) {
     const LayerStats stats = client.layer_stats(large);
     const auto numbers =
         static_cast<std::uint64_t>(traits_of(Scheme::rows).cost(rows, cols, row_count, cluster).busiest(cluster));
-    constexpr std::uint64_t headers = 2 * (kWorkers - 1) * wire::kHeaderBytes;
+    constexpr std::uint64_t headers = 2 * (kTableWorkers - 1) * wire::kHeaderBytes;
     EXPECT_EQ(stats.bytes_sent + stats.bytes_received, numbers * sizeof(float) + headers);
     const double dense = traits_of(Scheme::ps).cost(rows, cols, 0, cluster).busiest(cluster) * sizeof(float);
     EXPECT_LT(static_cast<double>(stats.bytes_sent + stats.bytes_received), 0.01 * dense);
-    EXPECT_EQ(stats.factor_count, kWorkers * row_count);
+    EXPECT_EQ(stats.factor_count, kTableWorkers * row_count);
     EXPECT_EQ(client.result_rows(large).indexes.size(), 2 * row_count);
   });
 }
@@ -200,10 +200,10 @@ TEST_F(RowsTest, RefusesRowsThatTheLayerDoesNotHave) {
     EXPECT_EQ(status.code(), ErrorCode::invalid_argument);
     return status;
   };
-  EXPECT_TRUE(contains(refused({kRows}, kCols), "no row 50"));
-  EXPECT_TRUE(contains(refused({2, 2}, 2 * kCols), "ascending"));
-  EXPECT_TRUE(contains(refused({2, 3}, kCols), "elements for each row's index"));
-  Floats memory(kRows * kCols);
+  EXPECT_TRUE(contains(refused({kTableRows}, kTableCols), "no row 50"));
+  EXPECT_TRUE(contains(refused({2, 2}, 2 * kTableCols), "ascending"));
+  EXPECT_TRUE(contains(refused({2, 3}, kTableCols), "elements for each row's index"));
+  Floats memory(kTableRows * kTableCols);
   const Status factors = client.start_factors(layer_, DType::float32, {}, bytes_of(memory), kDivisor, false);
   EXPECT_EQ(factors.code(), ErrorCode::invalid_argument);
 }
@@ -216,9 +216,9 @@ TEST(RowsPlan, TakesRowsUnlessAnotherSchemeIsNamedOrLateRanksAreDropped) {
     return plan.ok() ? plan.value().layers[0].scheme : Scheme::automatic;
   };
   EXPECT_EQ(scheme_of(table(), {}), Scheme::rows);
-  EXPECT_EQ(scheme_of(table(kRows, kCols, Scheme::rows), {}), Scheme::rows);
-  EXPECT_EQ(scheme_of(table(kRows, kCols, Scheme::ps), {}), Scheme::ps);
-  EXPECT_EQ(scheme_of(matrix_layer("no table", kRows, kCols, Scheme::rows), {}), Scheme::ps);
+  EXPECT_EQ(scheme_of(table(kTableRows, kTableCols, Scheme::rows), {}), Scheme::rows);
+  EXPECT_EQ(scheme_of(table(kTableRows, kTableCols, Scheme::ps), {}), Scheme::ps);
+  EXPECT_EQ(scheme_of(matrix_layer("no table", kTableRows, kTableCols, Scheme::rows), {}), Scheme::ps);
   Options drop;
   drop.stragglers = Stragglers::drop;
   EXPECT_EQ(scheme_of(table(), drop), Scheme::ps);
@@ -234,11 +234,11 @@ TEST(RowsWire, NarrowRowsAreAddedInFloat32) {
   const std::uint32_t id = cluster.add({layer});
   cluster.each([&](std::size_t rank, Client& client) {
     const Indexes indexes{7};
-    const Floats values(kCols, rank == 0 ? 1 + 1.0f / 512 : 1 + 1.0f / 128);  // 1/512 is lost on the way
+    const Floats values(kTableCols, rank == 0 ? 1 + 1.0f / 512 : 1 + 1.0f / 128);  // 1/512 is lost on the way
     ASSERT_TRUE(client.start_rows(id, {.indexes = indexes, .values = std::as_bytes(std::span(values))}, {}, 2).ok());
     ASSERT_TRUE(client.wait(id, always).ok());
-    EXPECT_EQ(result_of(client, id), (Mean{false, {7}, Floats(kCols, 1.5f + 1.0f / 128)}));
-    EXPECT_LT(client.layer_stats(id).bytes_sent, 2 * (wire::kHeaderBytes + 8 + kCols * sizeof(float)));
+    EXPECT_EQ(result_of(client, id), (Mean{false, {7}, Floats(kTableCols, 1.5f + 1.0f / 128)}));
+    EXPECT_LT(client.layer_stats(id).bytes_sent, 2 * (wire::kHeaderBytes + 8 + kTableCols * sizeof(float)));
   });
 }
 
@@ -247,10 +247,10 @@ class RowsFromPeer : public ::testing::Test {
  protected:
   RowsFromPeer() {
     unit_.name = "table";
-    unit_.size_bytes = kRows * kCols * sizeof(float);
+    unit_.size_bytes = kTableRows * kTableCols * sizeof(float);
     exchange_.about.unit = &unit_;
-    exchange_.about.rows = kRows;
-    exchange_.about.cols = kCols;
+    exchange_.about.rows = kTableRows;
+    exchange_.about.cols = kTableCols;
     exchange_.about.row_gradient = true;
     links_.worker_count = 3;
     links_.pool = std::make_shared<BufferPool>();
@@ -260,10 +260,10 @@ class RowsFromPeer : public ::testing::Test {
     wire::Contribution rows;
     rows.kind = wire::Kind::rows;
     rows.rank = 1;
-    rows.rows = kRows;
-    rows.cols = kCols;
+    rows.rows = kTableRows;
+    rows.cols = kTableCols;
     rows.factor_count = row_count;
-    rows.payload_bytes = (row_count + row_count % 2) * 4 + row_count * kCols * sizeof(float);
+    rows.payload_bytes = (row_count + row_count % 2) * 4 + row_count * kTableCols * sizeof(float);
     return rows;
   }
 
@@ -283,7 +283,7 @@ TEST_F(RowsFromPeer, AreRefusedIfTheHeaderDoesNotFit) {
   wrong.kind = wire::Kind::factors;
   EXPECT_TRUE(contains(accept(wrong), "came as factors"));
   wrong = rows(3);
-  wrong.rows = kRows + 1;
+  wrong.rows = kTableRows + 1;
   EXPECT_TRUE(contains(accept(wrong), "shape"));
   wrong = rows(3);
   wrong.payload_bytes -= 4;
@@ -291,7 +291,7 @@ TEST_F(RowsFromPeer, AreRefusedIfTheHeaderDoesNotFit) {
   wrong = rows(3);
   wrong.dtype = DType::int32;
   EXPECT_TRUE(contains(accept(wrong), "dtype"));
-  EXPECT_TRUE(contains(accept(rows(kRows + 1)), "size")) << "more rows than the layer has";
+  EXPECT_TRUE(contains(accept(rows(kTableRows + 1)), "size")) << "more rows than the layer has";
   EXPECT_TRUE(accept(rows(3)).ok());
   EXPECT_TRUE(contains(accept(rows(3)), "twice"));
 }
@@ -299,7 +299,7 @@ TEST_F(RowsFromPeer, AreRefusedIfTheHeaderDoesNotFit) {
 TEST_F(RowsFromPeer, AreRefusedBeforeUseIfAnIndexDoesNotFit) {
   const wire::Contribution two = rows(2);
   std::vector<std::uint32_t> payload(two.payload_bytes / 4);
-  payload[1] = kRows;
+  payload[1] = kTableRows;
   ASSERT_TRUE(accept(two).ok());
   const Status status = scheme().store(inbox_, exchange_, two.make(), std::as_bytes(std::span(payload)), links_);
   EXPECT_EQ(status.code(), ErrorCode::mismatch);

@@ -16,7 +16,7 @@
 namespace poseidon::testing {
 namespace {
 
-constexpr int kWorkers = 3;
+constexpr int kWorkerCount = 3;
 constexpr std::size_t kChunkBytes = 256;
 
 Layer layer_of(std::size_t rows, std::size_t cols, WireFormat wire = WireFormat::fp32) {
@@ -51,14 +51,14 @@ class ShardedFactors : public ::testing::TestWithParam<std::tuple<std::size_t, s
 };
 
 TEST_P(ShardedFactors, TheMeanHasTheBitsOfTheSumInRankOrder) {
-  MatrixExchange job(layer_of(rows(), cols()), kWorkers, kChunkBytes);
-  ASSERT_EQ(job.unit().blocks.size(), static_cast<std::size_t>(kWorkers));
+  MatrixExchange job(layer_of(rows(), cols()), kWorkerCount, kChunkBytes);
+  ASSERT_EQ(job.unit().blocks.size(), static_cast<std::size_t>(kWorkerCount));
   for (const auto& gradients : steps(job)) job.expect_mean(gradients);
 }
 
 TEST_P(ShardedFactors, WithFewerBitsFactorsAndMeanAreRoundedOnce) {
   for (const WireFormat wire : {WireFormat::bf16, WireFormat::int8}) {  // factors need the 16 bits of bf16
-    MatrixExchange job(layer_of(rows(), cols(), wire), kWorkers, kChunkBytes);
+    MatrixExchange job(layer_of(rows(), cols(), wire), kWorkerCount, kChunkBytes);
     for (const auto& gradients : steps(job)) {
       const Floats mean = job.mean_in_rank_order(gradients, as_bfloat16);
       for (const Floats& result : job.exchange(gradients)) EXPECT_EQ(result, mean);
@@ -67,7 +67,7 @@ TEST_P(ShardedFactors, WithFewerBitsFactorsAndMeanAreRoundedOnce) {
 }
 
 TEST_P(ShardedFactors, WhereNobodyContributesNothingIsTouched) {
-  MatrixExchange job(layer_of(rows(), cols()), kWorkers, kChunkBytes);
+  MatrixExchange job(layer_of(rows(), cols()), kWorkerCount, kChunkBytes);
   for (const Floats& result : job.exchange({{}, {}, {}})) EXPECT_EQ(result, Floats(rows() * cols(), 7));
   EXPECT_FALSE(job.client(0).layer_stats(job.id()).present);
 }
@@ -80,22 +80,22 @@ TEST(ShardedFactorsBytes, AreThoseOfTheClosedForm) {
   constexpr std::size_t rows = 24;
   constexpr std::size_t cols = 60;  // a multiple of the number of servers, so that all blocks are equal
   constexpr std::size_t factor_count = 4;
-  MatrixExchange job(layer_of(rows, cols), kWorkers, kChunkBytes);
+  MatrixExchange job(layer_of(rows, cols), kWorkerCount, kChunkBytes);
   const SchemeCost cost =
-      traits_of(Scheme::sharded_factors).cost(rows, cols, factor_count, {kWorkers, kWorkers, Placement::colocated});
+      traits_of(Scheme::sharded_factors).cost(rows, cols, factor_count, {kWorkerCount, kWorkerCount, Placement::colocated});
   std::vector<std::uint64_t> before;
   const auto traffic_of = [](const Client& client) {
     return client.traffic().bytes_sent + client.traffic().bytes_received;
   };
-  for (std::size_t rank = 0; rank < kWorkers; ++rank) before.push_back(traffic_of(job.client(rank)));
+  for (std::size_t rank = 0; rank < kWorkerCount; ++rank) before.push_back(traffic_of(job.client(rank)));
   job.exchange({job.factors({factor_count}), job.factors({factor_count}), job.factors({factor_count})});
-  for (std::size_t rank = 0; rank < kWorkers; ++rank) {
-    constexpr std::size_t others = kWorkers - 1;
+  for (std::size_t rank = 0; rank < kWorkerCount; ++rank) {
+    constexpr std::size_t others = kWorkerCount - 1;
     const LayerStats stats = job.client(rank).layer_stats(job.id());
-    EXPECT_EQ(stats.factor_count, kWorkers * factor_count);
+    EXPECT_EQ(stats.factor_count, kWorkerCount * factor_count);
     EXPECT_EQ(stats.bytes_sent,
-              others * (wire::kHeaderBytes + factor_count * (rows + cols / kWorkers) * sizeof(float)));
-    EXPECT_EQ(stats.bytes_received, others * (wire::kHeaderBytes + rows * cols / kWorkers * sizeof(float)));
+              others * (wire::kHeaderBytes + factor_count * (rows + cols / kWorkerCount) * sizeof(float)));
+    EXPECT_EQ(stats.bytes_received, others * (wire::kHeaderBytes + rows * cols / kWorkerCount * sizeof(float)));
     EXPECT_EQ(traffic_of(job.client(rank)) - before[rank],
               4 * others * wire::kHeaderBytes + static_cast<std::uint64_t>(cost.server_and_worker) * sizeof(float));
   }

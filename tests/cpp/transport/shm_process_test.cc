@@ -16,8 +16,8 @@ namespace {
 
 using std::chrono::seconds;
 
-constexpr std::size_t kMiB = std::size_t{1} << 20;
-constexpr std::size_t kChunkBytes = 256u << 10;
+constexpr std::size_t kMebibyte = std::size_t{1} << 20;
+constexpr std::size_t kSentBytes = 256u << 10;
 
 std::string test_name(const char* what) { return "psd-test-" + std::to_string(::getpid()) + "-" + what; }
 
@@ -97,7 +97,7 @@ TEST(ShmProcess, ExchangesWithAnother) {
   Loop loop("parent");
   std::vector<Bytes> payloads;
   for (std::uint32_t i = 0; i < 60; ++i) payloads.push_back(pattern(i * 47'111, i));
-  payloads.push_back(pattern(20 * kMiB, 1));
+  payloads.push_back(pattern(20 * kMebibyte, 1));
   {
     End end(loop, accept_one(*transport, loop, address));
     end.receive();
@@ -110,7 +110,7 @@ TEST(ShmProcess, ExchangesWithAnother) {
 }
 
 TEST(ShmProcess, ABusyOneThatIsKilledIsNoticedWithinASecond) {
-  const Bytes payload = pattern(kChunkBytes, 1);
+  const Bytes payload = pattern(kSentBytes, 1);
   for (int round = 0; round < 5; ++round) {
     const std::string address = test_name("busy");
     Child child([&] { return Echo::run(address); });
@@ -165,7 +165,7 @@ TEST(ShmProcess, OneKilledInMidMessageIsNoticedWithinASecond) {
   Child child([&] {
     const auto transport = make_shm_transport();
     Loop loop("child");
-    const Bytes payload = pattern(64 * kMiB, 1);
+    const Bytes payload = pattern(64 * kMebibyte, 1);
     std::promise<int> done;
     transport->connect(loop, address, Clock::now() + kPatience, [&](Result<std::shared_ptr<Flow>> flow) {
       if (!flow.ok()) return done.set_value(1);

@@ -317,7 +317,7 @@ TEST_F(ShmRawPeer, MemoryOfAnotherSizeIsHungUpOn) {
 }
 
 /// Returns the status of a short attempt to connect to `address`.
-Status connect_error(const std::string& address) {
+Status shm_connect_error(const std::string& address) {
   const auto transport = make_shm_transport();
   Loop loop("connect");
   std::promise<Status> answer;
@@ -331,7 +331,7 @@ TEST(ShmAddress, MustFitASocketName) {
   Loop loop("listen");
   for (const std::string& text : {std::string(), std::string(108, 'x')}) {
     EXPECT_EQ(transport->listen(loop, text, [](std::shared_ptr<Flow>) {}).status().code(), ErrorCode::invalid_argument);
-    EXPECT_EQ(connect_error(text).code(), ErrorCode::invalid_argument);
+    EXPECT_EQ(shm_connect_error(text).code(), ErrorCode::invalid_argument);
   }
   std::string name = std::to_string(::getpid());
   name.resize(107, 'x');

@@ -18,7 +18,7 @@ using std::chrono::seconds;
 using Way = Relay::Way;
 using Verdict = Relay::Verdict;
 
-constexpr const char* kSecret = "a secret of some length";
+constexpr const char* kTlsSecret = "a secret of some length";
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 // After this many bytes the handshakes are over, and messages follow.
 constexpr std::size_t kAfterHandshakes = 2000;
@@ -28,7 +28,7 @@ class Tls : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!tls_available()) GTEST_SKIP() << "this build has no OpenSSL";
-    transport_ = make_tcp_transport(admission_with_tls(kSecret));
+    transport_ = make_tcp_transport(admission_with_tls(kTlsSecret));
     listen(*transport_);
   }
   void TearDown() override {
@@ -106,7 +106,7 @@ TEST_F(Tls, WhoListensInSeesNothing) {
 }
 
 TEST_F(Tls, WithoutItWhoListensInSeesEverything) {
-  transport_ = make_tcp_transport(admission_with(kSecret));
+  transport_ = make_tcp_transport(admission_with(kTlsSecret));
   listen(*transport_);
   const Bytes there = pattern(100'000, 1);
   ASSERT_NO_FATAL_FAILURE(connect_both());
@@ -204,7 +204,7 @@ TEST_F(Tls, AChangedHandshakeLetsNobodyIn) {
 }
 
 TEST_F(Tls, BothEndsHaveToWantIt) {
-  const auto plain = make_tcp_transport(admission_with(kSecret));
+  const auto plain = make_tcp_transport(admission_with(kTlsSecret));
   const auto refused = connect(*plain);
   EXPECT_EQ(refused.status().code(), ErrorCode::mismatch);
   EXPECT_NE(refused.status().message().find(relay_->address() + " has tls=on, this process tls=off"), std::string::npos)
@@ -302,7 +302,7 @@ TEST(TlsOption, NeedsASecretAndOpenSsl) {
   const auto without = admission_of(options);
   EXPECT_EQ(without.status().code(), ErrorCode::invalid_argument);
   EXPECT_NE(without.status().message().find("POSEIDON_SECRET"), std::string::npos) << without.status().message();
-  options.secret = kSecret;
+  options.secret = kTlsSecret;
   const auto with = admission_of(options);
   EXPECT_EQ(with.ok(), tls_available());
   if (!with.ok()) EXPECT_NE(with.status().message().find("no OpenSSL"), std::string::npos) << with.status().message();

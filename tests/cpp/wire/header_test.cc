@@ -14,22 +14,22 @@
 namespace poseidon::wire {
 namespace {
 
-using Bytes = std::array<std::byte, kHeaderBytes>;
+using HeaderBytes = std::array<std::byte, kHeaderBytes>;
 
-Bytes encoded(const Header& header) {
-  Bytes bytes;
+HeaderBytes encoded(const Header& header) {
+  HeaderBytes bytes;
   encode(header, bytes);
   return bytes;
 }
 
 template <typename T>
-Bytes with_field(std::size_t at, T value) {
-  Bytes bytes = encoded(Header{});
+HeaderBytes with_field(std::size_t at, T value) {
+  HeaderBytes bytes = encoded(Header{});
   std::memcpy(bytes.data() + at, &value, sizeof value);
   return bytes;
 }
 
-void expect_rejected(const Bytes& bytes, const std::string& word) {
+void expect_rejected(const HeaderBytes& bytes, const std::string& word) {
   Header header;
   header.chunk = 77;
   const Header before = header;
@@ -40,7 +40,7 @@ void expect_rejected(const Bytes& bytes, const std::string& word) {
   EXPECT_EQ(header, before);
 }
 
-void expect_decoded(const Bytes& bytes, const Header& expected) {
+void expect_decoded(const HeaderBytes& bytes, const Header& expected) {
   Header header;
   const Status status = decode(bytes, header);
   ASSERT_TRUE(status.ok()) << status.message();
@@ -69,7 +69,7 @@ TEST(Header, RoundTrip) {
 TEST(Header, StartsWithTheMagicNumberAndIsLittleEndian) {
   Header header;
   header.rank = 0x01020304;
-  const Bytes bytes = encoded(header);
+  const HeaderBytes bytes = encoded(header);
   EXPECT_EQ(std::memcmp(bytes.data(), "PSD1", 4), 0);
   EXPECT_EQ(bytes[24], std::byte{4});
   EXPECT_EQ(bytes[27], std::byte{1});
@@ -140,7 +140,7 @@ TEST(Header, CarriesEveryPriority) {
 TEST(Header, AnyBytesDecodeOrAreRejected) {
   std::mt19937_64 random(11);
   for (int i = 0; i < 20000; ++i) {
-    Bytes bytes = encoded(Header{});
+    HeaderBytes bytes = encoded(Header{});
     for (int change = 0; change < 3; ++change) bytes[random() % kHeaderBytes] = static_cast<std::byte>(random());
     Header header;
     if (decode(bytes, header).ok()) EXPECT_EQ(encoded(header), bytes);

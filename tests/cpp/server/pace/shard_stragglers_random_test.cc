@@ -18,7 +18,7 @@ using testing::Floats;
 using testing::PacedShard;
 
 constexpr std::size_t kElements = 40;
-constexpr std::uint64_t kSteps = 40;
+constexpr std::uint64_t kRandomSteps = 40;
 
 /// Returns whole numbers, so that sums are exact. Each step and rank has another number.
 Floats gradient(std::uint32_t rank, std::uint64_t step) {
@@ -39,7 +39,7 @@ class RandomRun {
 
   void run() {
     while (!::testing::Test::HasFailure() &&
-           std::ranges::any_of(step_of_, [this](auto step) { return step < kSteps || waits(step); })) {
+           std::ranges::any_of(step_of_, [this](auto step) { return step < kRandomSteps || waits(step); })) {
       if (random_() % 4 == 0) paced_.time_passes();
       const auto rank = static_cast<std::uint32_t>(std::min(random_() % worker_count_, random_() % worker_count_));
       act(rank);
@@ -57,7 +57,7 @@ class RandomRun {
       if (random_() % 2 == 0) paced_.complete(rank, step, gradient(rank, step), std::exchange(places_[rank], {}));
       return;
     }
-    if (step == kSteps || (step > 0 && !paced_.answered(rank, step))) return;
+    if (step == kRandomSteps || (step > 0 && !paced_.answered(rank, step))) return;
     ++step_of_[rank];
     if (random_() % 3 == 0)
       places_[rank] = paced_.begin(rank, step + 1, gradient(rank, step + 1));
@@ -66,7 +66,7 @@ class RandomRun {
   }
 
   void look_at_answers() {
-    std::uint64_t least = kSteps;
+    std::uint64_t least = kRandomSteps;
     std::uint64_t most = 0;
     for (std::uint32_t rank = 0; rank < worker_count_; ++rank) {
       const auto& sent = paced_.workers[rank].sent;
@@ -81,7 +81,7 @@ class RandomRun {
   }
 
   void check() {
-    for (std::uint64_t step = 1; step <= kSteps; ++step) {
+    for (std::uint64_t step = 1; step <= kRandomSteps; ++step) {
       Floats mean(kElements, 0);
       std::uint32_t count = 0;
       for (const auto& [rank, answer] : answers_[step]) {
