@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Runs all tests and fails if any fails. Usage: tests.sh [PYTEST_OPTION…]
 #
-# Many tests judge times. They run one after the other, the Python ones, then the C++ ones, and much of that time they
-# wait. Meanwhile, at lower priorities, the C++ tests are compiled, and those Python tests run that judge none.
+# Many tests judge times. The Python ones of them run one after the other, and much of that time they wait. Meanwhile, at
+# lower priorities, those Python tests run that judge none, and the C++ tests are compiled, which then run at once: most
+# of them wait in virtual time. What others have written, tests/torch_ddp and tests/frameworks, has a command of its own,
+# make test-frameworks.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
 # Files whose tests judge no times and need no network of their own. Together they take about as long as the others.
 judge_no_times=(
-  tests/torch_ddp
-  tests/frameworks
   tests/python/test_bare_systems.py
   tests/python/test_bench_accuracy.py
   tests/python/test_bench_scripts.py
@@ -32,9 +32,10 @@ run_pytest() {
   [ "$status" -eq 5 ] || return "$status"
 }
 
-compile_cpp() { # what goes wrong is seen again when the tests run
-  renice -n 15 -p "$BASHPID" >/dev/null
-  tools/cpp_tests.sh "" "" --gtest_filter=-'*' >/dev/null 2>&1
+run_cpp() {
+  # What goes wrong while compiling is seen again when the tests run.
+  nice -n 15 tools/cpp_tests.sh "" "" --gtest_filter=-'*' >/dev/null 2>&1
+  tools/cpp_tests.sh
 }
 
 run_beside() {
@@ -42,17 +43,16 @@ run_beside() {
   run_pytest -o cache_dir=.pytest_cache/judge_no_times "$@" "${judge_no_times[@]}"
 }
 
-output=$(mktemp)
-compile_cpp &
-compiling=$!
-run_beside "$@" >"$output" 2>&1 &
+outputs=$(mktemp -d)
+run_cpp >"$outputs/cpp" 2>&1 &
+cpp=$!
+run_beside "$@" >"$outputs/beside" 2>&1 &
 beside=$!
-trap 'kill "$compiling" "$beside" 2>/dev/null; rm -f "$output"' EXIT
+trap 'kill "$cpp" "$beside" 2>/dev/null; rm -rf "$outputs"' EXIT
 
 failed=0
 run_pytest "$@" tests/python tests/integration "${judge_no_times[@]/#/--ignore=}" || failed=1
-wait "$compiling"
-tools/cpp_tests.sh || failed=1
+wait "$cpp" || failed=1
 wait "$beside" || failed=1
-cat "$output"
+cat "$outputs/cpp" "$outputs/beside"
 exit "$failed"

@@ -37,7 +37,7 @@ def test_nothing_to_carry_takes_the_compute_and_the_updates(overlap: bool) -> No
 @pytest.mark.parametrize("carry", [4.0, 10.0, 100.0])
 def test_many_equal_layers_on_a_slow_network_gain_the_forward_pass(carry: float) -> None:
     """Without overlap a step is C/3 + T, with overlap T: nothing else can begin before the first gradient exists."""
-    layers = 2000
+    layers = 1000
     without = bound([carry / layers] * layers, overlap=False)
     overlapped = bound([carry / layers] * layers, overlap=True)
     assert without == pytest.approx(COMPUTE / 3 + carry, rel=2e-3)
@@ -47,7 +47,7 @@ def test_many_equal_layers_on_a_slow_network_gain_the_forward_pass(carry: float)
 
 @pytest.mark.parametrize(("carry", "step"), [(1.0, 3.0), (1.9, 3.0), (2.5, 3.5)])
 def test_many_equal_layers_on_a_fast_network_hide_behind_backward(carry: float, step: float) -> None:
-    layers = 2000
+    layers = 1000
     assert bound([carry / layers] * layers, overlap=False) == pytest.approx(step, rel=2e-3)
     assert bound([carry / layers] * layers, overlap=True) == pytest.approx(COMPUTE, rel=2e-3)
 
