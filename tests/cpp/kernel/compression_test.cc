@@ -20,7 +20,6 @@ namespace {
 using Floats = std::vector<float>;
 using Indexes = std::vector<std::uint32_t>;
 
-
 struct Taken {
   Indexes indexes;
   Floats values;

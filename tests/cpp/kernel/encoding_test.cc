@@ -9,7 +9,6 @@
 namespace poseidon::kernel {
 namespace {
 
-
 std::vector<float> random_values(std::size_t count, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;

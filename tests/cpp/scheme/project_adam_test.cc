@@ -38,7 +38,8 @@ TEST_F(ProjectAdamTest, WhereNobodyContributesNothingIsTouched) {
 TEST_F(ProjectAdamTest, TheBytesAreThoseOfTheClosedForm) {
   constexpr std::size_t factor_count = 4;
   const SchemeCost cost =
-      traits_of(Scheme::project_adam).cost(kAdamRows, kAdamCols, factor_count, {kAdamWorkers, kAdamWorkers, Placement::colocated});
+      traits_of(Scheme::project_adam)
+          .cost(kAdamRows, kAdamCols, factor_count, {kAdamWorkers, kAdamWorkers, Placement::colocated});
   std::vector<std::uint64_t> before(kAdamWorkers);
   const auto traffic_of = [](const Client& client) {
     return client.traffic().bytes_sent + client.traffic().bytes_received;

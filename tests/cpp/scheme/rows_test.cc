@@ -57,7 +57,8 @@ Floats uniform_floats(std::mt19937& random, std::size_t count) {
 }
 
 /// Some rows, of which the ranks share many.
-Gradient random_rows(std::mt19937& random, std::size_t most, std::size_t rows = kTableRows, std::size_t cols = kTableCols) {
+Gradient random_rows(std::mt19937& random, std::size_t most, std::size_t rows = kTableRows,
+                     std::size_t cols = kTableCols) {
   std::set<std::uint32_t> indexes;
   for (std::size_t i = 0; i < most; ++i) indexes.insert(static_cast<std::uint32_t>(random() % rows));
   return {false, {indexes.begin(), indexes.end()}, uniform_floats(random, indexes.size() * cols), {}};

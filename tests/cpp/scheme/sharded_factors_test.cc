@@ -81,8 +81,8 @@ TEST(ShardedFactorsBytes, AreThoseOfTheClosedForm) {
   constexpr std::size_t cols = 60;  // a multiple of the number of servers, so that all blocks are equal
   constexpr std::size_t factor_count = 4;
   MatrixExchange job(layer_of(rows, cols), kWorkerCount, kChunkBytes);
-  const SchemeCost cost =
-      traits_of(Scheme::sharded_factors).cost(rows, cols, factor_count, {kWorkerCount, kWorkerCount, Placement::colocated});
+  const SchemeCost cost = traits_of(Scheme::sharded_factors)
+                              .cost(rows, cols, factor_count, {kWorkerCount, kWorkerCount, Placement::colocated});
   std::vector<std::uint64_t> before;
   const auto traffic_of = [](const Client& client) {
     return client.traffic().bytes_sent + client.traffic().bytes_received;
