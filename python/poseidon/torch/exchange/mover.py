@@ -11,13 +11,13 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
 from poseidon.errors import InvalidArgument
 from poseidon.schemes import workers_multiply
-from poseidon.torch.exchange.core_rows import read_rows, start_rows
 from poseidon.torch.exchange.transfer import Rows, Transfer
 from poseidon.torch.model.factors import Factors
 from poseidon.torch.tensors.memory import flat_view
@@ -29,41 +29,22 @@ if TYPE_CHECKING:
     from poseidon import _core
 
 
-class Copies(Protocol):
-    """Copies between a device and host memory. Used with the GIL held."""
-
-    device: torch.device
-
-    def host_buffer(self, element_count: int, dtype: torch.dtype) -> torch.Tensor:
-        """1-D host memory, fit for asynchronous copies."""
-
-    def to_host(self, source: torch.Tensor, host: torch.Tensor) -> Callable[[], None]:
-        """Starts a copy of a dense tensor once the work submitted so far has produced it.
-
-        Returns a function that waits for it.
-        """
-
-    def to_device(self, host: torch.Tensor, destination: torch.Tensor) -> None:
-        """Starts a copy into a dense tensor once the work submitted so far no longer needs what it holds."""
-
-    def run(self, function: Callable[[], None]) -> None:
-        """Submits device work after the copies."""
-
-    def join(self) -> None:
-        """Makes the computation submitted from now on wait for all copies and work."""
-
-
-class CudaCopies(Copies):
-    """Copies on a side stream of one CUDA device, from and to pinned memory."""
+class CudaCopies:
+    """Copies between one CUDA device and pinned host memory, on a side stream. Used with the GIL held."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device)
 
     def host_buffer(self, element_count: int, dtype: torch.dtype) -> torch.Tensor:
+        """1-D host memory, fit for asynchronous copies."""
         return torch.empty(element_count, dtype=dtype, pin_memory=True)
 
     def to_host(self, source: torch.Tensor, host: torch.Tensor) -> Callable[[], None]:
+        """Starts a copy of a dense tensor once the work submitted so far has produced it.
+
+        Returns a function that waits for it. Raises InvalidArgument while a CUDA graph is captured.
+        """
         if torch.cuda.is_current_stream_capturing():
             raise InvalidArgument("an exchange cannot be a part of a CUDA graph: run backward outside the capture")
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -75,37 +56,37 @@ class CudaCopies(Copies):
         return copied.synchronize
 
     def to_device(self, host: torch.Tensor, destination: torch.Tensor) -> None:
+        """Starts a copy into a dense tensor once the work submitted so far no longer needs what it holds."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._stream):
             flat_view(destination).copy_(host, non_blocking=True)
             destination.record_stream(self._stream)
 
     def run(self, function: Callable[[], None]) -> None:
+        """Submits device work after the copies."""
         with torch.cuda.stream(self._stream):
             function()
 
     def join(self) -> None:
+        """Makes the computation submitted from now on wait for all copies and work."""
         torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
 
 @dataclass(eq=False)
 class _Staged:
-    """One layer's transfer. The core reads or writes `host`, which must live until the result is made."""
+    """One layer's transfer."""
 
-    layer: int
     divisor: int
-    buffer: torch.Tensor
-    host: list[torch.Tensor]
-    multiplies: bool  # the result is made of the gathered parts, instead of received into host[0]
-    rows: bool = False  # the result is read with `result_rows`
+    buffer: torch.Tensor | None  # what receives the result; None: `result_rows` reads it
+    host: torch.Tensor | None  # what it is received into before; None: it is made of the gathered parts
     started: threading.Event = field(default_factory=threading.Event)  # or never will be, because of an error
 
 
 class StagedTransfer(Transfer):
-    """The transfer (see `transfer.Transfer`) of device tensors through host memory."""
+    """The transfer of device tensors through host memory."""
 
-    def __init__(self, client: _core.Client, copies: Copies) -> None:
-        self._client = client
+    def __init__(self, client: _core.Client, copies: CudaCopies) -> None:
+        super().__init__(client)
         self._copies = copies
         self._hosts: dict[int, torch.Tensor] = {}
         self._staged: dict[int, _Staged] = {}  # by layer
@@ -119,84 +100,59 @@ class StagedTransfer(Transfer):
 
     def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
         host = self._host(layer, buffer)
-        copied = self._copies.to_host(buffer, host)
-
-        def start() -> None:
-            self._client.start(layer, host, divisor, factor_count)
-
-        self._stage(_Staged(layer, divisor, buffer, [host], workers_multiply(scheme)), copied, start)
+        start = partial(self._client.start, layer, host, divisor, factor_count)
+        self._stage(layer, self._receiving(layer, buffer, divisor, scheme), [self._copies.to_host(buffer, host)], start)
 
     def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, counts: bool = True) -> None:
-        host = self._host(layer, buffer)
-
-        def start() -> None:
-            self._client.start_absent(layer, host, divisor, counts)
-
-        self._stage(_Staged(layer, divisor, buffer, [host], workers_multiply(scheme)), _nothing, start)
+        start = partial(self._client.start_absent, layer, self._host(layer, buffer), divisor, counts)
+        self._stage(layer, self._receiving(layer, buffer, divisor, scheme), [], start)
 
     def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
-        hosts = [self._copies.host_buffer(rows.numel(), rows.dtype) for rows in (*factors.lefts, *factors.rights)]
-        waits = [
-            self._copies.to_host(rows, host)
-            for rows, host in zip((*factors.lefts, *factors.rights), hosts, strict=True)
-        ]
-        lefts = [host.view(rows.shape) for host, rows in zip(hosts, factors.lefts, strict=False)]
-        rights = [host.view(rows.shape) for host, rows in zip(hosts[len(lefts) :], factors.rights, strict=True)]
-        destination = self._host(layer, buffer) if not workers_multiply(scheme) else None
-
-        def copied() -> None:
-            for wait in waits:
-                wait()
-
-        def start() -> None:
-            self._client.start_factors(layer, lefts, rights, destination, divisor, False)
-
-        host = hosts if destination is None else [destination, *hosts]
-        self._stage(_Staged(layer, divisor, buffer, host, destination is None), copied, start)
+        hosts, copied = self._send((*factors.lefts, *factors.rights))
+        staged, count = self._receiving(layer, buffer, divisor, scheme), len(factors.lefts)
+        start = partial(self._client.start_factors, layer, hosts[:count], hosts[count:], staged.host, divisor)
+        self._stage(layer, staged, copied, start)
 
     def rows(self, layer: int, rows: Rows | None, divisor: int, counts: bool = True) -> None:
-        hosts = [] if rows is None else [self._copies.host_buffer(part.numel(), part.dtype) for part in rows]
-        waits = [self._copies.to_host(part, host) for part, host in zip(rows or (), hosts, strict=True)]
-        given = None if rows is None else (hosts[0], hosts[1].view(rows[1].shape))
-
-        def copied() -> None:
-            for wait in waits:
-                wait()
-
-        def start() -> None:
-            start_rows(self._client, layer, given, divisor, counts)
-
-        self._stage(_Staged(layer, divisor, torch.empty(0), hosts, False, rows=True), copied, start)
+        hosts, copied = self._send(rows or ())
+        start = partial(super().rows, layer, None if rows is None else (hosts[0], hosts[1]), divisor, counts)
+        self._stage(layer, _Staged(divisor, None, None), copied, start)
 
     def result_rows(self, layer: int, like: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        indices, values = (
-            None if part is None else self._on_device(part) for part in read_rows(self._client, layer, like)
-        )
+        indices, values = super().result_rows(layer, like)
+        found = None if indices is None else self._on_device(indices), self._on_device(values)
         self._copies.join()
-        assert values is not None
-        return indices, values
+        return found
 
     def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
         host = self._host(layer, parameter)
-        copied = self._copies.to_host(gradient, host)
-
-        def start() -> None:
-            self._client.start(layer, host, divisor)
-
-        self._stage(_Staged(layer, divisor, parameter, [host], False), copied, start)
+        start = partial(self._client.start, layer, host, divisor)
+        self._stage(layer, _Staged(divisor, parameter, host), [self._copies.to_host(gradient, host)], start)
 
     def _host(self, layer: int, buffer: torch.Tensor) -> torch.Tensor:
         if layer not in self._hosts:
             self._hosts[layer] = self._copies.host_buffer(buffer.numel(), buffer.dtype)
         return self._hosts[layer]
 
-    def _stage(self, staged: _Staged, copied: Callable[[], None], start: Callable[[], None]) -> None:
-        self._staged[staged.layer] = staged
+    def _receiving(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str) -> _Staged:
+        return _Staged(divisor, buffer, None if workers_multiply(scheme) else self._host(layer, buffer))
+
+    def _send(self, parts: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], list[Callable[[], None]]]:
+        """What these become in host memory, and what waits for the copy of each."""
+        hosts = [self._copies.host_buffer(part.numel(), part.dtype) for part in parts]
+        copied = [self._copies.to_host(part, host) for part, host in zip(parts, hosts, strict=True)]
+        return [host.view(part.shape) for part, host in zip(parts, hosts, strict=True)], copied
+
+    def _stage(
+        self, layer: int, staged: _Staged, copied: Sequence[Callable[[], None]], start: Callable[[], object]
+    ) -> None:
+        self._staged[layer] = staged
 
         def move() -> None:
             try:
                 if self._error is None:
-                    copied()
+                    for wait in copied:
+                        wait()
                     start()
             except BaseException as error:
                 self._error = error
@@ -212,23 +168,23 @@ class StagedTransfer(Transfer):
             if self._error is not None:
                 raise self._error
             self._client.wait(layer)
-            if staged.rows or not self._client.layer_stats(layer).present:
+            if staged.buffer is None or not self._client.layer_stats(layer).present:
                 continue
-            if staged.multiplies:
-                self._multiply(staged)
+            if staged.host is None:
+                self._multiply(layer, staged.buffer, staged.divisor)
             else:
-                self._copies.to_device(staged.host[0], staged.buffer)
+                self._copies.to_device(staged.host, staged.buffer)
         self._copies.join()
 
     def done(self, layer: int) -> bool:
-        return self._staged[layer].started.is_set() and self._client.done(layer)
+        return self._staged[layer].started.is_set() and super().done(layer)
 
-    def _multiply(self, one: _Staged) -> None:
+    def _multiply(self, layer: int, buffer: torch.Tensor, divisor: int) -> None:
         """Makes the mean of the gathered parts on the device: one product in rank order, then dense parts."""
-        rows, cols = one.buffer.shape
-        dtype = one.buffer.dtype
+        rows, cols = buffer.shape
+        dtype = buffer.dtype
         lefts, rights, denses = [], [], []
-        for part in self._client.gathered(one.layer):
+        for part in self._client.gathered(layer):
             if part is None:
                 continue
             own_dtype, own = getattr(torch, part[0]), part[1]  # rounded parts have another dtype than the layer
@@ -240,12 +196,12 @@ class StagedTransfer(Transfer):
 
         def product() -> None:
             if lefts:
-                torch.mm(torch.cat(lefts).to(dtype).t(), torch.cat(rights).to(dtype), out=one.buffer)
+                torch.mm(torch.cat(lefts).to(dtype).t(), torch.cat(rights).to(dtype), out=buffer)
             else:
-                one.buffer.zero_()
+                buffer.zero_()
             for dense in denses:
-                one.buffer.add_(dense)
-            one.buffer.div_(one.divisor)
+                buffer.add_(dense)
+            buffer.div_(divisor)
 
         self._copies.run(product)
 
@@ -274,5 +230,6 @@ def _move(starts: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         del start  # or it would keep the exchange alive until the next one
 
 
-def _nothing() -> None:
-    pass
+def make_transfer(client: _core.Client, device: torch.device) -> Transfer:
+    """The transfer for parameters on `device`."""
+    return Transfer(client) if device.type == "cpu" else StagedTransfer(client, CudaCopies(device))

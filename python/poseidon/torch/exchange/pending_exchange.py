@@ -222,11 +222,15 @@ def _start(
     if grad is None and not factors:
         return start_absent(transfer, entry, divisor, counts)
     if grad is not None and (rows := _rows_to_send(entry, grad)) is not None:
+        if (scale := transfer.weight.scale()) != 1:
+            rows = (rows[0], rows[1] * scale)
         transfer.rows(entry.layer, rows, divisor)
         return RowsExchange(entry, rows[1], grad)
     pending = _in_place(entry, grad) if in_place else None
     if factors and entry.may_send(factors.lefts[0].dtype) and (grad is None or not grad.any()):
         pending = pending or PendingExchange(entry, entry.new_buffer(), grad)
+        if (scale := transfer.weight.scale()) != 1:
+            factors = factors.scaled(scale)
         transfer.factors(entry.layer, factors, pending.buffer, divisor, entry.next_scheme)
         return pending
     if factors and grad is not None:
@@ -273,7 +277,10 @@ def _start_dense(
             entry.form.write(grad, pending.buffer)
     factors.add_to(pending.buffer)
     entry.begin_dense_exchange()
-    transfer.dense(entry.layer, pending.buffer, divisor, entry.next_scheme, entry.known_factor_count(pending.buffer))
+    factor_count = entry.known_factor_count(pending.buffer)
+    if (scale := transfer.weight.scale()) != 1:
+        pending.buffer.mul_(scale)  # the result is written there
+    transfer.dense(entry.layer, pending.buffer, divisor, entry.next_scheme, factor_count)
     return pending
 
 
@@ -293,5 +300,7 @@ def _start_update(
         return pending
     from_place = from_place and exchangeable(grad, entry.layout)
     gradient = grad.detach() if from_place else entry.new_buffer().copy_(grad)
+    if (scale := transfer.weight.scale()) != 1:
+        gradient = gradient * scale  # .grad stays this rank's own
     transfer.update(entry.layer, gradient, pending.buffer, divisor)
     return pending

@@ -210,7 +210,7 @@ class SmallGroups:
     def _start(self, run: StartedRun, group: SmallGroup, divisor: int) -> None:
         assert self._client is not None
         assert self._transfer is not None
-        if group.start(self._client, divisor, self._transfer.scale()):
+        if group.start(self._client, divisor, self._transfer.weight.scale()):
             self._started[group] = None
             run.started.extend(group.entries)
 

@@ -6,15 +6,11 @@ and everything else stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
-import torch
+from collections.abc import Callable
 
 from poseidon.adapter.control import Control
 from poseidon.adapter.membership import Membership
 from poseidon.errors import InvalidArgument
-from poseidon.torch.exchange.transfer import Rows, Transfer
-from poseidon.torch.model.factors import Factors
 
 
 class Weight:
@@ -65,53 +61,3 @@ class Weight:
                 raise InvalidArgument("all ranks have weight 0, so there is no mean: some rank needs a row")
             self._scale = self._numerator / total
         return self._scale
-
-
-class WeightedTransfer(Transfer):
-    """Scales what this rank contributes by its weight."""
-
-    def __init__(self, inner: Transfer, weight: Weight) -> None:
-        self._inner = inner
-        self._weight = weight
-        self._kept: dict[int, object] = {}  # by layer: scaled copies, which must live until the exchange is over
-
-    def dense(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, factor_count: int | None) -> None:
-        if (scale := self._weight.scale()) != 1:
-            buffer.mul_(scale)  # the result is written there
-        self._inner.dense(layer, buffer, divisor, scheme, factor_count)
-
-    def absent(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str, counts: bool = True) -> None:
-        self._inner.absent(layer, buffer, divisor, scheme, counts)
-
-    def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
-        if (scale := self._weight.scale()) != 1:
-            factors = factors.copy()
-            factors.lefts = [left * scale for left in factors.lefts]
-            self._kept[layer] = factors
-        self._inner.factors(layer, factors, buffer, divisor, scheme)
-
-    def rows(self, layer: int, rows: Rows | None, divisor: int, counts: bool = True) -> None:
-        if rows is not None and (scale := self._weight.scale()) != 1:
-            rows = (rows[0], rows[1] * scale)
-            self._kept[layer] = rows
-        self._inner.rows(layer, rows, divisor, counts)
-
-    def result_rows(self, layer: int, like: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
-        return self._inner.result_rows(layer, like)
-
-    def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
-        if (scale := self._weight.scale()) != 1:
-            gradient = gradient * scale  # .grad stays this rank's own
-            self._kept[layer] = gradient
-        self._inner.update(layer, gradient, parameter, divisor)
-
-    def scale(self) -> float:
-        return self._weight.scale()
-
-    def wait(self, layers: Sequence[int]) -> None:
-        self._inner.wait(layers)
-        for layer in layers:
-            self._kept.pop(layer, None)
-
-    def done(self, layer: int) -> bool:
-        return self._inner.done(layer)

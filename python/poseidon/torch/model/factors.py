@@ -44,6 +44,12 @@ class Factors:
         other.lefts, other.rights, other.count = list(self.lefts), list(self.rights), self.count
         return other
 
+    def scaled(self, scale: float) -> Factors:
+        """Copies that stand for so many times the gradient."""
+        other = self.copy()
+        other.lefts = [left * scale for left in other.lefts]
+        return other
+
     def __bool__(self) -> bool:
         return bool(self.lefts)
 

@@ -23,11 +23,11 @@ from poseidon.adapter.run_record import RunRecorder, recorder_of
 from poseidon.adapter.stats import Recorder
 from poseidon.errors import InvalidArgument, Mismatch
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
-from poseidon.torch.exchange.direct import make_transfer
+from poseidon.torch.exchange.mover import make_transfer
 from poseidon.torch.exchange.powersgd_hook import SCHEME as POWERSGD
 from poseidon.torch.exchange.powersgd_hook import PowerSGDHook, is_open
 from poseidon.torch.exchange.synchronizer import BackwardRun, Synchronizer
-from poseidon.torch.exchange.weights import Weight, WeightedTransfer
+from poseidon.torch.exchange.weights import Weight
 from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import collect_parameters
 from poseidon.torch.model.collector import collector_paused
@@ -177,8 +177,9 @@ class TrainedModel:
         if init_sync:
             self.broadcast_state(0, buffers_too)
         transfer = make_transfer(here.client, self.entries[0].param.device)
+        transfer.weight = self.weight
         self.weight.connect(here.control)
-        sync.connect(here.client, here.control, WeightedTransfer(transfer, self.weight))
+        sync.connect(here.client, here.control, transfer)
         here.in_flight.add(sync)
 
     def set_weight(self, weight: int) -> None:
