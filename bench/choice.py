@@ -86,7 +86,7 @@ class Host:
     def layers(self) -> dict[str, tuple[int, tuple[str, ...]]]:
         """The mean K and the schemes of the largest layers that have a choice, after a first step."""
         assert self._model.synchronizer is not None
-        open_layers = self._model.synchronizer.choices.open_layers
+        open_layers = self._model.synchronizer.layers.choices.open_layers
         rows = {row.layer: row for row in self._model.plan()}
         largest = sorted(open_layers, key=lambda name: -rows[name].dense_bytes)[:LARGEST]
         return {name: (rows[name].factor_count or 0, tuple(open_layers[name])) for name in largest}

@@ -63,7 +63,7 @@ def rows_and_dense() -> list[tuple[str, bool]]:
         weights = torch.randn(used, 40, generator=torch.Generator().manual_seed(used))
         (model(torch.arange(used)) * weights).sum().backward()
         (layer,) = model.synchronization_stats()
-        (residual,) = model.synchronizer.residuals().values()
+        (residual,) = model.synchronizer.layers.residuals().values()
         seen.append((layer.scheme, residual.tobytes() != before))
         before = residual.tobytes()
     return seen
@@ -85,7 +85,7 @@ def with_hook() -> list[int]:
             model.register_comm_hook(None, default_hooks.bf16_compress_hook)
         model.zero_grad()
         nn.functional.mse_loss(model(mlp_batch(step, 8)[0]), mlp_batch(step, 8)[1]).backward()
-        kept.append(sum(bool(residual.any()) for residual in model.synchronizer.residuals().values()))
+        kept.append(sum(bool(residual.any()) for residual in model.synchronizer.layers.residuals().values()))
     return kept
 
 
@@ -158,7 +158,7 @@ def updated_by_servers(feedback_expected: bool) -> tuple[float, str]:
     moved = (begin - module.weight.detach()) / 64
     wanted = 2e-3 * torch.linspace(0.001, 1, 60).expand(50, 60)
     assert model.synchronizer is not None
-    assert bool(model.synchronizer.residuals()) == feedback_expected
+    assert bool(model.synchronizer.layers.residuals()) == feedback_expected
     return float((moved - wanted).abs().max()), parameters_digest(module)
 
 

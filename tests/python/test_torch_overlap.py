@@ -199,11 +199,11 @@ def nothing_is_waited_for() -> bool:
         optimizer.zero_grad()
         mean_loss(model, inputs, targets).backward()
         optimizer.step()
-        waiting = [model.synchronizer.in_flight(entry) is not None for entry in model.synced_parameters]
+        waiting = [model.synchronizer.flights.in_flight(entry) is not None for entry in model.synced_parameters]
         assert all(waiting)
         optimizer.zero_grad()
         model(inputs)
-        waiting = [model.synchronizer.in_flight(entry) is not None for entry in model.synced_parameters]
+        waiting = [model.synchronizer.flights.in_flight(entry) is not None for entry in model.synced_parameters]
         assert not any(waiting)
         assert parameters_digest(model) != before
     return True

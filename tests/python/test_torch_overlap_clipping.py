@@ -75,7 +75,9 @@ def by_previous(make: Any) -> tuple[str, bool, int]:
                 factors.append(reference.scale(model))
             optimizer.step()
             if overlap and model.synchronizer is not None:
-                waiting += any(model.synchronizer.in_flight(entry) is not None for entry in model.synced_parameters)
+                waiting += any(
+                    model.synchronizer.flights.in_flight(entry) is not None for entry in model.synced_parameters
+                )
             optimizer.zero_grad(set_to_none=step % 2 == 0)
         digests.append(parameters_digest(model))
     assert digests[0] == digests[1]

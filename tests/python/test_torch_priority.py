@@ -112,7 +112,7 @@ def calls_of() -> list[Any]:
             told.append((len(urgencies), classes, threshold))
             client.set_priorities(first, urgencies, classes, threshold)
 
-    model.synchronizer.priorities._client = Telling()
+    model.synchronizer.layers.priorities._client = Telling()
     for step in range(3):
         train_step(model, optimizer, step)
     assert optimizer.priority_threshold_found

@@ -18,8 +18,8 @@ from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.exchange.comm_hooks import HookedTransfer, check_hook, is_all_reduce, wire_format_of
+from poseidon.torch.exchange.flights import note_compilations
 from poseidon.torch.exchange.forward_order import forward_order
-from poseidon.torch.exchange.in_flight import note_compilations
 from poseidon.torch.exchange.powersgd_hook import PowerSGDHook, is_powersgd, unlike_scheme
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
@@ -206,13 +206,13 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         return inputs, kwargs, self._surroundings(trained.sync, compiled)
 
     def _surroundings(self, sync: Synchronizer | None, compiled: bool) -> AbstractContextManager[Any]:
-        if sync is None or sync.priorities is None:
+        if sync is None or sync.layers.priorities is None:
             return nullcontext()
-        note_compilations(sync)
-        if compiled or sync.is_compiled:  # a use of a parameter would not be seen
-            sync.make_ready(sync.entries)
+        note_compilations(sync.flights)
+        if compiled or sync.flights.is_compiled:  # a use of a parameter would not be seen
+            sync.flights.make_ready(sync.entries)
             return nullcontext()
-        return forward_order(self.module, sync, sync.priorities)
+        return forward_order(self.module, sync.flights, sync.entries, sync.layers.priorities)
 
     @torch._disable_dynamo
     def _end_forward(self, output: Any) -> None:

@@ -2,51 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import nn
 
 from poseidon.adapter.priorities import Priorities
-from poseidon.torch.exchange.synchronizer import Synchronizer
+from poseidon.torch.exchange.flights import Flights
+from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.watched import watch
 
 
 @contextmanager
-def forward_order(module: nn.Module, sync: Synchronizer, priorities: Priorities) -> Iterator[None]:
+def forward_order(
+    module: nn.Module, flights: Flights, entries: Sequence[SyncedParameter], priorities: Priorities
+) -> Iterator[None]:
     """Around the module's forward: settles what it cannot wait for by itself, and records the order of uses."""
     if not torch.is_grad_enabled():
-        with sync.evaluation():  # there is nothing to overlap with
+        with flights.evaluation():  # there is nothing to overlap with
             yield
         return
     opaque = opaque_parameters(module)
     if not opaque:
-        sync.overtake(by_forward=True)
-        with _recording(sync, priorities):
+        flights.overtake(by_forward=True)
+        with _recording(flights, entries, priorities):
             yield
         return
-    sync.make_ready(entry for entry in sync.entries if entry.param in opaque)
-    sync.overtake(by_forward=True)
+    flights.make_ready(entry for entry in entries if entry.param in opaque)
+    flights.overtake(by_forward=True)
     yield
 
 
 @contextmanager
-def _recording(sync: Synchronizer, priorities: Priorities) -> Iterator[None]:
+def _recording(flights: Flights, entries: Sequence[SyncedParameter], priorities: Priorities) -> Iterator[None]:
     """Around a forward pass that perhaps gives the order: its uses of parameters are watched then."""
     if not priorities.begin_recording():
         yield
         return
-    for entry in sync.entries:
-        watch(entry.param, sync, entry)
+    for entry in entries:
+        watch(entry.param, flights, entry)
     ended_well = False
     try:
         yield
         ended_well = True
     finally:
         priorities.end_recording(ended_well)
-        for entry in sync.entries:
-            sync.release(entry)
+        for entry in entries:
+            flights.release(entry)
 
 
 def opaque_parameters(module: nn.Module) -> set[torch.Tensor]:

@@ -164,7 +164,7 @@ class OuterUpdate(Averaging):
         self._outer = outer.optimizer(held)
         algorithm = algorithm_of(self._outer)
         self._update = ServerUpdate(
-            algorithm, [self.entries], self._outer.param_groups, shows_means=False, tenure=Tenure(self, Features())
+            algorithm, [self.entries], self._outer, shows_means=False, tenure=Tenure(self, Features())
         )
         self._parameter_wire = parameter_wire
 

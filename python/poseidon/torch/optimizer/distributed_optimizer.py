@@ -26,7 +26,7 @@ from poseidon.torch.optimizer.succession import Tenure, enter, succeed
 from poseidon.torch.optimizer.undo import UpdateUndo
 from poseidon.torch.optimizer.whole_step import WholeStep
 from poseidon.torch.optimizer.worker_update import WorkerUpdate
-from poseidon.torch.optimizer.wrapper import STATE_HOOKS, STEP_HOOKS, OptimizerWrapper, described
+from poseidon.torch.optimizer.wrapper import STATE_HOOKS, STEP_HOOKS, OptimizerWrapper, described, loss_of
 from poseidon.torch.tensors.memory import held_bytes
 
 
@@ -118,30 +118,23 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _update_on_servers(self, sync: Synchronizer, resume: bool, aggregator: str) -> None:
         here = self._membership
-        algorithm, groups = (
-            algorithm_of(self._inner),
-            entries_of(self._inner, self._model.module, self._model.synced_parameters),
-        )
-        check_aggregator(aggregator, [entry for group in groups for entry in group])
-        if not here.recovers:
-            assert here.control is not None
-            check_same(here.control, f"{aggregator}\n{described(self._inner, _names(groups))}", "optimizer")
+        algorithm = algorithm_of(self._inner)
+        groups = entries_of(self._inner, self._model.module, self._model.synced_parameters)
         entries = [entry for group in groups for entry in group]
+        check_aggregator(aggregator, entries)
+        self._check_same(aggregator, groups)
         succeed(self._model.trained_model(), entries, on_servers=True)
-        sync.aggregator = aggregator
         new = [entry for entry in entries if not entry.on_servers]
-        sync.store(new)
+        sync.layers.store(new)
         means = here.features.keeps(SAME_STEP)
-        self._server = ServerUpdate(algorithm, groups, self.param_groups, means, self._tenure, aggregator)
+        self._server = ServerUpdate(algorithm, groups, self._inner, means, self._tenure, aggregator)
         sync.updates.append(self._server)
         enter(self._model.trained_model(), self._server)
         if here.recovers:
             return  # the servers get their values when `Recovery` has found the others
         assert here.client is not None
         assert here.control is not None
-        self._server.connect(here.client, here.control)
-        if not new:
-            self._server.has_values()
+        self._server.connect(here.client, here.control, has_values=not new)
         if resume:
             self.resumed_version = self._server.resume(self.state)
             self.state.clear()
@@ -158,23 +151,27 @@ class DistributedOptimizer(OptimizerWrapper):
         entries = [entry for group in groups for entry in group]
         if not entries:
             raise InvalidArgument("the model synchronizes no parameter of the optimizer: pass the model that it trains")
-        if sync is not None:
-            control = self._membership.control
-            if control is not None and not self._membership.recovers:
-                check_same(control, f"{apart}\n{described(self._inner, _names(groups))}", "optimizer")
+        self._check_same(str(apart), groups)
         succeed(self._model.trained_model(), entries, on_servers=False)
-        if not apart:
+        if apart:
+            self._worker = WorkerUpdate(self._inner, sync, clipping, self._tenure)
+            if sync is not None:
+                sync.layers.prioritize()
+        else:
             self._whole = WholeStep(self._inner, clipping, self._tenure)
-            enter(self._model.trained_model(), self._whole)
-            self._whole.take(entries)
-            return
-        worker = WorkerUpdate(self._inner, sync, clipping, self._tenure)
-        if sync is not None:
-            sync.prioritize()
-        enter(self._model.trained_model(), worker)
-        worker.take(entries)
-        self._worker = worker
-        self._tenure.features.add("per_parameter")
+        update = self._worker or self._whole
+        assert update is not None
+        enter(self._model.trained_model(), update)
+        update.take(entries)
+        if apart:
+            self._tenure.features.add("per_parameter")
+
+    def _check_same(self, how: str, groups: list[list[SyncedParameter]]) -> None:
+        """Collective: all ranks have the same optimizer, for these parameters, and use it so."""
+        control = self._membership.control
+        if control is not None and not self._membership.recovers:
+            names = [[entry.name for entry in entries] for entries in groups]
+            check_same(control, f"{how}\n{described(self._inner, names)}", "optimizer")
 
     @property
     def model(self) -> DistributedDataParallel:
@@ -224,22 +221,13 @@ class DistributedOptimizer(OptimizerWrapper):
         if self._whole is not None:
             loss: float | None = self._whole.step(closure)
         else:
-            loss = self._step_apart(closure)
+            loss = loss_of(closure)
+            update = self._server or self._worker
+            assert update is not None
+            with torch.no_grad():
+                update.step()
         self._steps_made += 1
         self._compared.stepped()
-        return loss
-
-    @torch.no_grad()
-    def _step_apart(self, closure: Callable[[], float] | None) -> float | None:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        if self._server is not None:
-            self._server.param_groups = self.param_groups  # which the program may have replaced
-        update = self._server or self._worker
-        assert update is not None
-        update.step()
         return loss
 
     @property
@@ -356,7 +344,6 @@ class DistributedOptimizer(OptimizerWrapper):
         self.synchronize()
         self._inner.__setstate__(state)
         if self._server is not None:
-            self._server.param_groups = self.param_groups
             self._hand_over_state()
 
     def _hand_over_state(self) -> None:
@@ -379,11 +366,6 @@ class DistributedOptimizer(OptimizerWrapper):
             self._server.take_restored()
         else:
             self._hand_over_state()
-
-    def disconnect(self) -> None:
-        """Notes that the servers are lost, for `Recovery`. State that is loaded meanwhile stays on this worker."""
-        if self._server is not None:
-            self._server.disconnect()
 
     def worker_state_dict(self) -> dict[str, Any]:
         """`state_dict()` without what the servers hold."""
@@ -423,29 +405,25 @@ class DistributedOptimizer(OptimizerWrapper):
 
         None if there is nothing to decide: with one worker, updates on the servers, or priority_threshold=coarse.
         """
-        priorities = None if self._model.synchronizer is None else self._model.synchronizer.priorities
+        priorities = None if self._model.synchronizer is None else self._model.synchronizer.layers.priorities
         return None if priorities is None or self._on_servers else priorities.threshold
 
     @property
     def priority_threshold_found(self) -> bool:
         """Whether the search for the threshold, if any, is over."""
-        priorities = None if self._model.synchronizer is None else self._model.synchronizer.priorities
+        priorities = None if self._model.synchronizer is None else self._model.synchronizer.layers.priorities
         return priorities is None or self._on_servers or priorities.settled
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the optimizer. Raises InvalidArgument with updates on the servers."""
-        if self._whole is not None:
-            self._inner.add_param_group(param_group)
-            self._whole.take(self._entries_in(self.param_groups[-1]["params"]))
-            return
-        if self._worker is None and self._server is None:
+        update = self._whole or self._worker
+        if update is None and self._server is None:
             super().add_param_group(param_group)  # from Optimizer.__init__
             return
-        if self._on_servers:
+        if update is None or self._on_servers:
             raise InvalidArgument("add all parameter groups to the optimizer before DistributedOptimizer takes it")
-        assert self._worker is not None
-        super().add_param_group(param_group)
-        self._worker.take(self._entries_in(self.param_groups[-1]["params"]))
+        self._inner.add_param_group(param_group)
+        update.take(self._entries_in(self.param_groups[-1]["params"]))
 
     def __getattr__(self, name: str) -> Any:
         # An optimizer of unknown kind may have calls of its own, such as train() and eval().
@@ -464,7 +442,3 @@ class DistributedOptimizer(OptimizerWrapper):
             "a DistributedOptimizer cannot be copied or pickled, since it belongs to this process's job: "
             "save state_dict()"
         )
-
-
-def _names(groups: list[list[SyncedParameter]]) -> list[list[str]]:
-    return [[entry.name for entry in entries] for entries in groups]

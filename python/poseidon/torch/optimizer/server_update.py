@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from poseidon import _core
 from poseidon.adapter.control import Control
@@ -35,7 +36,7 @@ States = Mapping[torch.Tensor, Mapping[str, Any]]
 class ServerUpdate:
     """The updates of one optimizer's parameters. Used from the thread that trains.
 
-    `groups` has the parameters of each group of `param_groups`, whose hyperparameters rank 0 tells
+    `groups` has the parameters of each group of `optimizer`, whose hyperparameters rank 0 tells
     the servers before the push of a step that uses them. It exchanges nothing before `connect`.
     `shows_means`: every update is made of a mean over all ranks, which `.grad` shows afterwards. `aggregator` names
     what makes this mean of the ranks' gradients.
@@ -49,17 +50,16 @@ class ServerUpdate:
         self,
         algorithm: Algorithm,
         groups: Sequence[list[SyncedParameter]],
-        param_groups: list[dict[str, Any]],
+        optimizer: Optimizer,
         shows_means: bool,
         tenure: Tenure,
         aggregator: str = "sum",
     ) -> None:
         self.tenure = tenure
         self.algorithm = algorithm
-        self.param_groups = param_groups
         self.connected = False
         self.backward_count = 0  # synchronizing ones since `Recovery` has set it to 0
-        self._groups = groups
+        self._optimizer, self._groups = optimizer, groups
         self._rules: list[_core.UpdateRule | None] = [None] * len(groups)
         self._has_values = False  # the servers have parameters
         self._updated = False  # by a backward whose step() is yet to come
@@ -71,22 +71,25 @@ class ServerUpdate:
         for entry in self.entries:
             entry.rereads = self._rereads
         on_servers: dict[torch.Tensor, str] = {entry.param: entry.name for entry in self.entries}
-        self._members = GroupMembers(param_groups, on_servers)
+        self._members = GroupMembers(optimizer.param_groups, on_servers)
         self._frozen = [
             (param, group, f"parameter {index} of group {number}")
-            for number, group in enumerate(param_groups)
+            for number, group in enumerate(optimizer.param_groups)
             for index, param in enumerate(group.get("params", ()))
             if param not in on_servers
         ]
 
-    def connect(self, client: _core.Client, control: Control) -> None:
-        """The servers are those of this client, to which the layers have been added; what others were told is past."""
+    def connect(self, client: _core.Client, control: Control, has_values: bool = False) -> None:
+        """The servers are those of this client, to which the layers have been added; what others were told is past.
+
+        `has_values`: they hold parameters already, of an earlier optimizer.
+        """
         self._client, self._control, self.connected = client, control, True
-        self._rules, self._updated, self._has_values = [None] * len(self._groups), False, False
+        self._rules, self._updated, self._has_values = [None] * len(self._groups), False, has_values
         self._step += 1
 
     def disconnect(self) -> None:
-        """Until the next `connect` there are no servers."""
+        """Until the next `connect` there are no servers. State that is loaded meanwhile stays on this worker."""
         self.connected = False
 
     def end(self, kept: Collection[SyncedParameter]) -> None:
@@ -97,10 +100,6 @@ class ServerUpdate:
             if entry not in kept:
                 entry.leave_servers()
         self._step += 1
-
-    def has_values(self) -> None:
-        """The servers hold parameters already, of an earlier optimizer."""
-        self._has_values = True
 
     @property
     def entries(self) -> list[SyncedParameter]:
@@ -123,9 +122,7 @@ class ServerUpdate:
         changed = [entry for entry in self.entries if _stored(entry).changed_here(looks_at_values)]
         if not changed:
             return
-        hosts = [_new_host(entry) for entry in changed]
-        self._pull(changed, hosts, 0)
-        for entry, host in zip(changed, hosts, strict=True):
+        for entry, host in self._pulled(changed, 0).items():
             # What was written may be what it was, as where a checkpoint's optimizer is loaded before its model.
             own = entry.param.detach().cpu()
             held = _rounded(host) if entry.asked.parameter_wire == "bf16" else host
@@ -143,13 +140,13 @@ class ServerUpdate:
                 "a second backward came before step(): the servers updated the parameters with the first one's "
                 "gradients; call step() in between, or accumulate gradients under no_sync()"
             )
-        self._members.check(self.param_groups)
+        self._members.check(self._optimizer.param_groups)
         # The forward pass may have gone past the wrapper. Values may be others only for an evaluation, but not now.
         self._check_unchanged(looks_at_values=True)
         for entry in self.entries:
             _stored(entry).before_addition()
         self._step += 1
-        for index, param_group in enumerate(self.param_groups):
+        for index, param_group in enumerate(self._optimizer.param_groups):
             rule, last = self._rule(param_group), self._rules[index]
             if last is not None and last == rule:
                 continue
@@ -183,9 +180,9 @@ class ServerUpdate:
 
     def step(self) -> None:
         """The optimizer's step(): PoseidonError unless what the servers did is what it would do now."""
-        self._members.check(self.param_groups)
+        self._members.check(self._optimizer.param_groups)
         if not self._updated and self._only_makes_state():
-            for group, param_group in zip(self._groups, self.param_groups, strict=True):
+            for group, param_group in zip(self._groups, self._optimizer.param_groups, strict=True):
                 for entry in group:
                     _stored(entry).state_count = self._rule(param_group).state_count
             return
@@ -198,7 +195,7 @@ class ServerUpdate:
                         "call step() after a backward that synchronizes"
                     )
             return
-        for index, (param_group, used) in enumerate(zip(self.param_groups, self._rules, strict=True)):
+        for index, (param_group, used) in enumerate(zip(self._optimizer.param_groups, self._rules, strict=True)):
             if self._rule(param_group) != used:
                 raise PoseidonError(
                     f"hyperparameters of parameter group {index} changed between backward and step(): the servers "
@@ -225,7 +222,7 @@ class ServerUpdate:
     def _only_makes_state(self) -> bool:
         """Whether step() is to change nothing, as where torch's distributed checkpoints call it to make state."""
         grads = [entry.param.grad for entry in self.entries if entry.param.grad is not None]
-        still = all(float(param_group["lr"]) == 0 for param_group in self.param_groups)
+        still = all(float(param_group["lr"]) == 0 for param_group in self._optimizer.param_groups)
         return still and bool(grads) and not any(bool(grad.any()) for grad in grads)
 
     def _rule(self, param_group: Mapping[str, Any]) -> _core.UpdateRule:
@@ -271,8 +268,7 @@ class ServerUpdate:
 
     def _pull_means(self, entries: Iterable[SyncedParameter]) -> dict[SyncedParameter, torch.Tensor]:
         with torch.inference_mode(False):  # they are to have version counters, wherever they are looked at
-            hosts = {entry: _new_host(entry) for entry in entries}
-            self._pull(list(hosts), list(hosts.values()), _core.GRADIENT_ARRAY)
+            hosts = self._pulled(entries, _core.GRADIENT_ARRAY)
             return {entry: host.to(entry.param.device) for entry, host in hosts.items()}
 
     def _check_equal(self, entries: Sequence[SyncedParameter]) -> None:
@@ -295,9 +291,7 @@ class ServerUpdate:
                 states[entry.param] = self._count_state(_stored(entry).update_count)
         for number, name in enumerate(names, start=1):
             having = [entry for entry in self.entries if _stored(entry).state_count >= number]
-            hosts = [_new_host(entry) for entry in having]
-            self._pull(having, hosts, number)
-            for entry, host in zip(having, hosts, strict=True):
+            for entry, host in self._pulled(having, number).items():
                 states[entry.param][name] = host.to(entry.param.device)
         return states
 
@@ -345,7 +339,7 @@ class ServerUpdate:
         """The servers have been given a checkpoint's values: the parameters become these."""
         self._pull_parameters()
         self._take_over()
-        for group, param_group in zip(self._groups, self.param_groups, strict=True):
+        for group, param_group in zip(self._groups, self._optimizer.param_groups, strict=True):
             state_count = self._rule(param_group).state_count
             for entry in group:
                 _stored(entry).state_count = state_count if _stored(entry).update_count else 0
@@ -397,8 +391,7 @@ class ServerUpdate:
 
     def _kept_masters(self) -> dict[SyncedParameter, torch.Tensor]:
         """The servers' float32 values of parameters that are here as steps have brought them, rounded."""
-        hosts = {entry: _new_host(entry) for entry in self.entries if entry.asked.parameter_wire == "bf16"}
-        self._pull(list(hosts), list(hosts.values()), 0)
+        hosts = self._pulled([entry for entry in self.entries if entry.asked.parameter_wire == "bf16"], 0)
         own = {entry: entry.param.detach().cpu() for entry in hosts}
         kept = {entry: flat_view(host) for entry, host in hosts.items() if torch.equal(_rounded(host), own[entry])}
         others = [param for entry, param in own.items() if entry not in kept]
@@ -418,31 +411,29 @@ class ServerUpdate:
 
     def _pull_parameters(self, rounded: bool = True) -> None:
         """`rounded`: to what steps bring, so that training goes on with the bits of a job that was not interrupted."""
-        hosts = self._new_hosts()
-        self._pull(list(hosts), list(hosts.values()), 0)
-        for entry, host in hosts.items():
-            if rounded and entry.asked.parameter_wire == "bf16":
-                host.copy_(_rounded(host))
-        self._receive(hosts)
-
-    def _new_hosts(self) -> dict[SyncedParameter, torch.Tensor]:
-        """Where each parameter can be received: its own memory if that is possible."""
-        return {
+        places = {  # where each can be received: its own memory if that is possible
             entry: entry.param.detach() if _in_host_order(entry.param, entry) else _new_host(entry)
             for entry in self.entries
         }
-
-    def _receive(self, hosts: Mapping[SyncedParameter, torch.Tensor]) -> None:
+        self._pull(places, 0)
         with torch.no_grad():
-            for entry, host in hosts.items():
+            for entry, host in places.items():
+                if rounded and entry.asked.parameter_wire == "bf16":
+                    host.copy_(_rounded(host))
                 if host.data_ptr() != entry.param.data_ptr():
                     entry.param.copy_(host)
-        increment_version([entry.param for entry in hosts])
+        increment_version([entry.param for entry in places])
 
-    def _pull(self, entries: Sequence[SyncedParameter], hosts: Sequence[torch.Tensor], array: int) -> None:
-        for entry, host in zip(entries, hosts, strict=True):
+    def _pulled(self, entries: Iterable[SyncedParameter], array: int) -> dict[SyncedParameter, torch.Tensor]:
+        """This array of the servers', by parameter, in host memory."""
+        places = {entry: _new_host(entry) for entry in entries}
+        self._pull(places, array)
+        return places
+
+    def _pull(self, places: Mapping[SyncedParameter, torch.Tensor], array: int) -> None:
+        for entry, host in places.items():
             self._client.pull(entry.layer, borrowed(flat_view(host)), array, exact=True)
-        self._wait(entries)
+        self._wait(places)
 
     def _wait(self, entries: Iterable[SyncedParameter]) -> None:
         for entry in entries:
@@ -451,7 +442,7 @@ class ServerUpdate:
     def state_bytes(self) -> tuple[int, int]:
         """Of the optimizer's state: bytes on the shard of this process, and on all servers together."""
         here = everywhere = 0
-        for group, param_group in zip(self._groups, self.param_groups, strict=True):
+        for group, param_group in zip(self._groups, self._optimizer.param_groups, strict=True):
             count = self._rule(param_group).state_count
             here += count * sum(_kept_bytes(entry, entry.shard_bytes) for entry in group)
             everywhere += count * sum(_kept_bytes(entry, entry.param.nbytes) for entry in group)

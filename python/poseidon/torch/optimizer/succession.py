@@ -111,4 +111,4 @@ def succeed(model: Trained, entries: Collection[SyncedParameter], on_servers: bo
             sync.step_check.remove(one.tenure.compared)
     model.optimizers = [one for one in earlier if one not in ended]
     if sync is not None and not all(entry.on_servers for entry in stored):
-        sync.store([])  # what has left the servers needs layers of another kind
+        sync.layers.store([])  # what has left the servers needs layers of another kind

@@ -17,6 +17,7 @@ from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.clipping import Clipping
 from poseidon.torch.optimizer.partial_step import whole_step
 from poseidon.torch.optimizer.succession import Tenure
+from poseidon.torch.optimizer.wrapper import loss_of
 
 
 class WholeStep:
@@ -42,10 +43,7 @@ class WholeStep:
         """The optimizer's step(), with what it returns."""
         if self._clipping is None:
             return whole_step(self._optimizer, *(() if closure is None else (closure,)))
-        loss = None
-        if closure is not None:  # gradients can be clipped only once they are there
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)  # gradients can be clipped only once they are there
         with torch.no_grad():
             clipping = self._clipping.begin_step(self._optimizer.param_groups)
             if clipping is not None:

@@ -7,7 +7,7 @@ and updates it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch.optim import Optimizer
@@ -104,27 +104,31 @@ class WorkerUpdate:
 
     def step(self) -> None:
         """The optimizer's step(): now where gradients are there, and for the others when they are."""
-        self._finish_last_step()
+        self._settle([entry for entry, pending in self._in_flight().items() if pending.step is not None])
         if self._sync is not None and self._sync.some_alone:
             self._check_alone(self._sync)
         if self._clipping is not None and self._clipping.needs_all:
             self.synchronize()
-        self._bring_gradients_of_others()
+        self._bring_gradients_of_others(self._in_flight())
         clipping = None if self._clipping is None else self._clipping.begin_step(self._optimizer.param_groups)
-        due = self._due()
+        members = dict.fromkeys(param for group in self._optimizer.param_groups for param in group["params"])
+        due = [pending for entry, pending in self._in_flight().items() if entry.param in members and pending.kept]
         if not due and clipping is None and self.undo is None:
             PartialStep(self._optimizer).run_all()
             return
-        step = PendingStep(self._optimizer, clipping, self._sync.attempt if self._sync is not None else 0, self.undo)
+        attempt = 0 if self._sync is None else self._sync.layers.attempt
+        step = PendingStep(self._optimizer, clipping, attempt, self.undo)
         later = {pending.entry.param for pending in due}
-        step.update(
-            param
-            for group in self._optimizer.param_groups
-            for param in group["params"]
-            if param not in later and param.grad is not None
-        )
+        step.update(param for param in members if param not in later and param.grad is not None)
         if self._sync is not None:
-            self._sync.postpone(due, step)
+            self._sync.flights.postpone(due, step)
+
+    def _in_flight(self) -> dict[SyncedParameter, PendingExchange]:
+        """The exchanges of its parameters that backward has not waited for."""
+        if self._sync is None:
+            return {}
+        found = ((entry, self._sync.flights.in_flight(entry)) for entry in self.entries)
+        return {entry: pending for entry, pending in found if pending is not None}
 
     def _check_alone(self, sync: Synchronizer) -> None:
         """PoseidonError if step() would use gradients of this rank alone."""
@@ -136,32 +140,21 @@ class WorkerUpdate:
             )
         sync.some_alone = False
 
-    def _bring_gradients_of_others(self) -> None:
+    def _bring_gradients_of_others(self, exchanges: Mapping[SyncedParameter, PendingExchange]) -> None:
         """Ends exchanges of gradients that the program has given to other parameters.
 
         Otherwise the optimizer would end them in its step, with others that are to be made later.
         """
         for entry in self.entries:
             grad = raw_grad(entry.param)
-            own = None if self._sync is None else self._sync.in_flight(entry)
+            own = exchanges.get(entry)
             if isinstance(grad, PendingGradient) and (own is None or grad is not own.stand_in):
                 entry.param.grad = grad.resolve()
 
-    def _due(self) -> list[PendingExchange]:
-        if self._sync is None:
-            return []
-        members = {param for group in self._optimizer.param_groups for param in group["params"]}  # some may have left
-        exchanges = (self._sync.in_flight(entry) for entry in self.entries if entry.param in members)
-        return [pending for pending in exchanges if pending is not None and pending.kept]
-
-    def _finish_last_step(self) -> None:
+    def _settle(self, entries: Sequence[SyncedParameter]) -> None:
         if self._sync is not None:
-            exchanges = [(entry, self._sync.in_flight(entry)) for entry in self.entries]
-            self._sync.settle(
-                [entry for entry, pending in exchanges if pending is not None and pending.step is not None]
-            )
+            self._sync.flights.settle(entries)
 
     def synchronize(self) -> None:
         """Waits until all gradients, and after step() all updates, are in place."""
-        if self._sync is not None:
-            self._sync.settle(self.entries)
+        self._settle(self.entries)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
@@ -40,6 +41,14 @@ class OptimizerWrapper(Optimizer):
     @param_groups.setter
     def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
         self._inner.param_groups = param_groups
+
+
+def loss_of(closure: Callable[[], Any] | None) -> Any:
+    """What the closure returns, which runs backward; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
 
 
 def described(optimizer: Optimizer, names: Sequence[Sequence[str]]) -> str:

@@ -44,7 +44,7 @@ class LossyLayers:
         """An attempt at this step begins. Waits for exchanges of lossy layers in flight."""
         if not self._layers():
             return
-        residuals = [sync.residuals() for sync in self._synchronizers()]
+        residuals = [sync.layers.residuals() for sync in self._synchronizers()]
         kept = {number: kept for number, kept in self._beginnings.items() if step - _KEPT_STEPS < number < step}
         self._beginnings = kept | {step: residuals}
         self._attempt = step
@@ -53,7 +53,7 @@ class LossyLayers:
         """The attempt has failed, and with it the client, which has not ended."""
         if self._attempt < 0:
             return
-        after = [sync.residuals_after_failure() for sync in self._synchronizers()]
+        after = [sync.layers.residuals_after_failure() for sync in self._synchronizers()]
         self._beginnings[self._attempt + 1] = after
         before = self._beginnings.get(self._attempt, [{} for _ in after])
         self._gone = [layer.name for old, new in zip(before, after, strict=True) for layer in old if layer not in new]
@@ -94,7 +94,7 @@ class LossyLayers:
                 )
             return
         for sync, found in zip(self._synchronizers(), residuals, strict=True):
-            sync.load_residuals(found)
+            sync.layers.load_residuals(found)
 
     def residuals(self) -> Bytes | None:
         """All residuals one after the other, of one size on all ranks; None without layers of lossy schemes."""
@@ -103,7 +103,7 @@ class LossyLayers:
             return None
         parts = []
         for sync in self._synchronizers():
-            found = sync.residuals()
+            found = sync.layers.residuals()
             parts += [found.get(layer, np.zeros(layer.kept_count, np.float32)) for layer in _lossy(sync)]
         return np.concatenate(parts).view(np.uint8)
 

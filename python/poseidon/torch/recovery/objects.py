@@ -131,7 +131,7 @@ class TrainingObjects(TrainingState):
             self._stepped = False
         for model in self.models:
             if model.synchronizer is not None:
-                model.synchronizer.begin_attempt(step)
+                model.synchronizer.layers.begin_attempt(step)
         self._clear_gradients()
         for update in self._server_updates:
             update.backward_count = 0
@@ -179,7 +179,7 @@ class TrainingObjects(TrainingState):
         pending: dict[torch.Tensor, int] = {}
         for model in self.models:
             if model.synchronizer is not None:
-                pending |= model.synchronizer.pending_updates()
+                pending |= model.synchronizer.flights.pending_updates()
         return pending
 
     def go_back(self, step: int) -> None:
@@ -201,8 +201,8 @@ class TrainingObjects(TrainingState):
         """Collective: the models become part of the job's present membership; servers have no values yet."""
         for model in self.models:
             model.connect()
-        for optimizer in self._on_servers:
-            optimizer.disconnect()
+        for update in self._server_updates:
+            update.disconnect()
 
     def restorable(self) -> list[tuple[str, int, torch.Tensor]]:
         """Names, layers and host tensors of what servers are to take from their checkpoints."""
@@ -218,13 +218,13 @@ class TrainingObjects(TrainingState):
         return [-1 if one is None else one.decision for one in self._priorities()]
 
     def _priorities(self) -> list[Priorities | None]:
-        return [None if model.synchronizer is None else model.synchronizer.priorities for model in self.models]
+        return [None if model.synchronizer is None else model.synchronizer.layers.priorities for model in self.models]
 
     def resume(self, step: int, decisions: Sequence[int]) -> None:
         """Exchanges go on with the schemes of this step, and the thresholds that these decisions of searches give."""
         for model in self.models:
             if model.synchronizer is not None:
-                model.synchronizer.resume_schemes(step)
+                model.synchronizer.layers.resume(step)
         self._lossy.resume(step)
         for one, decision in zip(self._priorities(), decisions, strict=True):
             if one is not None:
@@ -393,7 +393,7 @@ def _collect_model(model: DistributedDataParallel, step: int, whole: bool) -> di
         "tensors": _model_tensors(model, whole),
         "factor sums": [entry.factor_sum_before(step) for entry in model.synced_parameters],
         "dense history": [entry.dense_history for entry in model.synced_parameters],
-        "choices": [] if model.synchronizer is None else model.synchronizer.choices.log(),
+        "choices": [] if model.synchronizer is None else model.synchronizer.layers.choices.log(),
     }
 
 
@@ -415,4 +415,4 @@ def _load_model(model: DistributedDataParallel, state: dict[str, Any], step: int
         entry.take_factor_sum(step, factor_sum)
         entry.take_dense_history(history)
     if model.synchronizer is not None:
-        model.synchronizer.choices.take_log(state["choices"])
+        model.synchronizer.layers.choices.take_log(state["choices"])

@@ -32,7 +32,7 @@ class ModelInsight:
         It is the same on all ranks.
         """
         sync = self.trained_model().sync
-        return [] if sync is None else sync.choices.log()
+        return [] if sync is None else sync.layers.choices.log()
 
     def replay_choices(self, log: Sequence[dict[str, Any]], step: int = 0) -> None:
         """Takes the log of another run of the same model, whose step `step` comes next.
@@ -43,7 +43,7 @@ class ModelInsight:
         sync = self.trained_model().sync
         if sync is not None:
             sync.settle()
-            sync.choices.replay(list(log), step)
+            sync.layers.choices.replay(list(log), step)
 
     def record(self, enabled: bool = True) -> None:
         """Records the timing of every synchronizing step from now on, for `recorded_steps()`."""
@@ -65,5 +65,5 @@ class ModelInsight:
         if trained.sync is None or trained.context.client is None:
             return []
         trained.sync.settle()
-        run = trained.sync.last_run
+        run = trained.sync.runs.last
         return [] if run is None else StepRecord.of(run, trained.context.client).layers

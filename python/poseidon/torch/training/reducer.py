@@ -78,7 +78,7 @@ def logging_data(
 ) -> dict[str, Any]:
     """What `_get_ddp_logging_data()` of torch's class tells, as far as it has a meaning without buckets."""
     params = [entry.param for entry in trained.entries]
-    run = None if trained.sync is None else trained.sync.last_run
+    run = None if trained.sync is None else trained.sync.runs.last
     ready = [] if run is None else [trained.entries.index(entry) for entry in run.started]
     devices = model.device_ids or []
     dtypes = sorted({_c_name(param.dtype) for param in params})

@@ -27,7 +27,7 @@ def _add(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     trained: TrainedModel | None = model._trained
     if trained is None or trained.sync is None or not any(entry.asked.may_lose for entry in trained.entries):
         return
-    residuals = {layer.name: torch.from_numpy(residual) for layer, residual in trained.sync.residuals().items()}
+    residuals = {layer.name: torch.from_numpy(residual) for layer, residual in trained.sync.layers.residuals().items()}
     state[prefix + _KEY] = {"rank": trained.context.rank, "residuals": residuals}
 
 
@@ -43,9 +43,9 @@ def _take(model: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
             "formats had not sent: save and load model.state_dict() on every rank to keep it",
             stacklevel=4,
         )
-        trained.sync.load_residuals({})
+        trained.sync.layers.load_residuals({})
         return
     by_name = {entry.name: entry for entry in trained.entries}
-    trained.sync.load_residuals(
+    trained.sync.layers.load_residuals(
         {by_name[name]: residual.numpy() for name, residual in kept["residuals"].items() if name in by_name}
     )

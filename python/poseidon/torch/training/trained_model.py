@@ -22,11 +22,12 @@ from poseidon.adapter.replica_check import replica_check
 from poseidon.adapter.run_record import RunRecorder, recorder_of
 from poseidon.adapter.stats import Recorder
 from poseidon.errors import InvalidArgument, Mismatch
+from poseidon.torch.exchange.backward_run import BackwardRun
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.mover import make_transfer
 from poseidon.torch.exchange.powersgd_hook import SCHEME as POWERSGD
 from poseidon.torch.exchange.powersgd_hook import PowerSGDHook, is_open
-from poseidon.torch.exchange.synchronizer import BackwardRun, Synchronizer
+from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.exchange.weights import Weight
 from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import collect_parameters
@@ -97,7 +98,7 @@ class TrainedModel:
             if (trained := reference()) is not None:
                 trained._finished_step(run)
 
-        sync.on_finished = finished
+        sync.runs.on_over.append(finished)
         sync.replica = self._make_replica(reference, sync)
 
         def begins() -> None:
@@ -146,7 +147,7 @@ class TrainedModel:
         self.same_graph = self.same_graph and reached == self._first_reached
         self.recorder.step_finished(run, self.context.client)
         if self._run_recorder is not None and self.sync is not None:
-            self._run_recorder.step_finished(run, self.context, self.plan, self.sync.choices.rates)
+            self._run_recorder.step_finished(run, self.context, self.plan, self.sync.layers.choices.rates)
         if self.context.meter is not None:
             self.context.meter.step_finished(run)
         self.context.tell_notices()
@@ -169,7 +170,7 @@ class TrainedModel:
             self.buffers.check()
         _agree_on_shared(self.entries, here.control)
         options = f"buffers in forward {self._sends_buffers}, at the start {buffers_too}, init_sync {init_sync}"
-        options += f", {sync.powersgd.describe()}" if sync.powersgd is not None else ""
+        options += f", {sync.layers.powersgd.describe()}" if sync.layers.powersgd is not None else ""
         text = describe(self.module, self.entries, options, self._ignored, shares_buffers)
         check_same(here.control, text, "model")
         if self._sends_buffers and self.buffers.tensors():
@@ -195,7 +196,7 @@ class TrainedModel:
         sync = self.sync
         if sync is None:
             return make_plan_table(self.entries, self.context)
-        return make_plan_table(self.entries, self.context, sync.priorities, link_bits_per_s, sync.choices)
+        return make_plan_table(self.entries, self.context, sync.layers.priorities, link_bits_per_s, sync.layers.choices)
 
     def detach(self) -> None:
         """Takes its hooks from the parameters: backward passes are the module's own again."""
@@ -216,7 +217,7 @@ class TrainedModel:
             self.sync.revive()
         if self._in_backward is None:
             self._in_backward = OptimizersInBackward(self.entries)
-        self.sync.note_thread()
+        self.sync.flights.note_thread()
         self.sync.check_forward()
         self.sync.passes.begin(synchronizing)
 
@@ -299,7 +300,7 @@ class TrainedModel:
         for entry in self.entries:
             if entry.dtype == "float32":
                 entry.check(wire=wire, wire_is_given=True)
-        self.sync.send_as(wire)
+        self.sync.layers.send_as(wire)
 
     def compress_by(self, hook: PowerSGDHook) -> None:
         """Collective: the matrices that torch's hook compresses take the scheme powersgd, unless they name a scheme.
@@ -319,10 +320,10 @@ class TrainedModel:
         for entry in open_ones:
             if entry.dtype == "float32":
                 entry.check(scheme=POWERSGD, wire=entry.asked.wire, wire_is_given=True)
-        if self.sync.connected:
+        if self.sync.layers.connected:
             assert self.context.control is not None
             check_same(self.context.control, hook.describe(), "communication hook")
-        self.sync.compress_by(hook)
+        self.sync.layers.compress_by(hook)
 
     def _check_not_stored(self) -> None:
         stored = next((entry.name for entry in self.entries if entry.on_servers), None)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from poseidon.adapter.priorities import Priorities
 from poseidon.errors import PoseidonError
 from poseidon.torch.exchange.pending_exchange import PendingExchange, PendingUpdates
+from poseidon.torch.exchange.runs import Runs
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.compatibility import call_before_compiling, increment_version
 from poseidon.torch.tensors.modes import update_mode
@@ -27,20 +27,7 @@ from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import Watched, unnoticed, unwatch, watch, without_torch_function
 
 
-class UpdateOnServers(Protocol):
-    """The object that is told of the backward passes whose gradients servers turn into updates."""
-
-    def check_forward(self) -> None:
-        """PoseidonError if a forward pass would not see the parameters of the last step()."""
-
-    def begin(self) -> None:
-        """A synchronizing backward has begun."""
-
-    def finished(self, updated: Collection[SyncedParameter]) -> None:
-        """Backward has ended and the parameters are what they are to be; `updated` are those that got an update."""
-
-
-class InFlight(ABC):
+class Flights:
     """The exchanges of one model that its backward has not waited for; the watcher of their parameters.
 
     A parameter is *overtaken* if something that may use it, as a rule a forward pass, began before its update was made,
@@ -48,10 +35,10 @@ class InFlight(ABC):
     a gradient comes for it, it was used without being seen, perhaps with its old values.
     """
 
-    entries: list[SyncedParameter]
-
-    def __init__(self) -> None:
+    def __init__(self, entries: Sequence[SyncedParameter], runs: Runs, listener: Callable[[], object]) -> None:
+        """`runs` ends exchanges. `listener` hears of backward passes, as long as exchanges are in flight, too."""
         self.priorities: Priorities | None = None  # of a model with updates on the workers
+        self._entries, self._runs, self._listener = entries, runs, listener
         self._exchanges: dict[SyncedParameter, PendingExchange] = {}
         self._units: dict[tuple[int, int], list[PendingExchange]] = {}  # that arrive together
         self._overtaken: dict[SyncedParameter, bool] = {}  # whether it is known to be by a forward pass
@@ -59,32 +46,6 @@ class InFlight(ABC):
         self._told_exposed = False
         self.is_compiled = False  # code of the model's is, so that its uses of parameters are not seen
         self._trainer = threading.current_thread()  # the thread that trains
-
-    # What ends exchanges.
-
-    @abstractmethod
-    def check_usable(self) -> None:
-        """Raises PoseidonError if no exchange will end any more."""
-
-    @abstractmethod
-    def done(self, pending: PendingExchange) -> bool:
-        """Whether `deliver` would not wait for it."""
-
-    @abstractmethod
-    def deliver(self, exchanges: Sequence[PendingExchange]) -> None:
-        """Waits for results and puts them where they belong."""
-
-    @abstractmethod
-    def land_in_backward(self, pending: PendingExchange) -> None:
-        """A hook of the program's uses the gradient, whose exchange is one of the backward that runs now."""
-
-    @abstractmethod
-    def half_landed(self) -> None:
-        """Some parameters have made the step and some will not."""
-
-    @abstractmethod
-    def all_landed(self) -> None:
-        """Nothing is in flight any more."""
 
     def in_flight(self, entry: SyncedParameter) -> PendingExchange | None:
         """The parameter's exchange, if it is in flight."""
@@ -94,12 +55,13 @@ class InFlight(ABC):
         """The present thread is the one that trains."""
         self._trainer = threading.current_thread()
 
-    def _is_trainer(self) -> bool:
+    def is_trainer(self) -> bool:
+        """Whether the present thread is that one."""
         return threading.get_ident() == self._trainer.ident
 
     def _check_thread(self) -> None:
         """PoseidonError in a thread that may use the model at the same time as the one that trains."""
-        if self._is_trainer() or not self._exchanges or not self._trainer.is_alive():
+        if self.is_trainer() or not self._exchanges or not self._trainer.is_alive():
             return
         if torch._C._current_graph_task_id() < 0:  # otherwise it is a thread in which autograd runs backward
             raise PoseidonError(
@@ -114,7 +76,7 @@ class InFlight(ABC):
             entry.param: pending.step.attempt for entry, pending in self._exchanges.items() if pending.step is not None
         }
 
-    def _drop_flights(self) -> None:
+    def drop(self) -> None:
         """Drops what is in flight."""
         for entry, pending in self._exchanges.items():
             if pending.stand_in is not None and pending.kept:
@@ -123,28 +85,27 @@ class InFlight(ABC):
         for entry in [*self._exchanges, *self._overtaken]:
             unwatch(entry.param)
         self._exchanges, self._units, self._overtaken = {}, {}, {}
-        _FLYING.discard(self)
+        _FLYING.pop(self, None)
 
-    def _land_others(self) -> None:
+    def land_others(self) -> None:
         """Ends the flights of other models that wait for nothing any more; of dropped ones nobody else would."""
-        for other in _FLYING - {self}:
-            if other._trainer is self._trainer and all(map(other.done, other._exchanges.values())):
+        for other in [one for one in _FLYING if one is not self]:
+            if other._trainer is self._trainer and all(map(other._runs.done, other._exchanges.values())):
                 with suppress(PoseidonError):  # theirs, if anybody's
                     other.settle()
-                _FLYING.discard(other)
+                _FLYING.pop(other, None)
 
     # Of one exchange, in the order of its life.
 
-    def _take_off(self, pending: PendingExchange) -> None:
+    def take_off(self, pending: PendingExchange) -> None:
         """Backward is over and the exchange is not."""
         entry = pending.entry
-        _FLYING.add(self)
+        _FLYING[self] = self._listener()
         self._exchanges[entry] = pending
         self._units.setdefault(entry.unit, []).append(pending)
         if pending.absent:  # whether there will be a gradient is not known yet
             watch(entry.param, self, entry)
             return
-
         if pending.stand_in is None:
             self.cover(pending)
 
@@ -158,7 +119,7 @@ class InFlight(ABC):
                 if flights.in_flight(entry) is pending:
                     flights.settle([entry])
                 else:
-                    flights.land_in_backward(pending)
+                    flights._runs.land_in_backward(pending)
             return pending.gradient()
 
         pending.stand_aside(PendingGradient.make(entry.param, resolve, pending.zero_later, entry.form.is_sparse))
@@ -177,7 +138,7 @@ class InFlight(ABC):
     def _settle_exposed(self, entries: Sequence[SyncedParameter]) -> None:
         """Waits for the updates of those parameters that the program can use unseen: past them, in their memory."""
         with without_torch_function():
-            shared = set(reachable((entry.param for entry in entries), (entry.param for entry in self.entries)))
+            shared = set(reachable((entry.param for entry in entries), (entry.param for entry in self._entries)))
             shared.update(filter(is_held, (entry.param for entry in entries)))
             exposed = [entry for entry in entries if entry.param in shared or not entry.lies_in_own_memory()]
         if not exposed:
@@ -214,12 +175,12 @@ class InFlight(ABC):
 
     def compiling(self) -> None:
         """Settles what is in flight: torch.compile is about to look at a function, perhaps at one of the model."""
-        if not self._is_trainer() or not any(isinstance(entry.param, Watched) for entry in self.entries):
+        if not self.is_trainer() or not any(isinstance(entry.param, Watched) for entry in self._entries):
             return
         self.is_compiled = True
-        self.make_ready(self.entries)
+        self.make_ready(self._entries)
 
-    def _settle_before_backward(self) -> None:
+    def settle_before_backward(self) -> None:
         """`settle()` for a backward pass that begins: may be that of something that has used parameters unseen."""
         self.overtake(by_forward=True)
         self._bring(self._exchanges)
@@ -232,7 +193,7 @@ class InFlight(ABC):
     @torch._disable_dynamo
     def _land(self, exchanges: Sequence[PendingExchange], meanwhile: bool) -> None:
         """Ends the flight of whole units; `meanwhile`: waiting for them is used to update others."""
-        self.check_usable()
+        self._runs.check_usable()
         if torch._C._are_functorch_transforms_active():
             raise PoseidonError(
                 f"parameter {exchanges[0].entry.name} is used inside a torch.func transform while its update is in "
@@ -244,20 +205,18 @@ class InFlight(ABC):
             try:
                 self._finish_flights(exchanges)
             except BaseException:
-                self.half_landed()
+                self._runs.half_landed()
                 raise
         if not self._exchanges:
-            _FLYING.discard(self)
-            self.all_landed()
+            _FLYING.pop(self, None)
+            self._runs.all_landed()
 
     def _finish_flights(self, exchanges: Sequence[PendingExchange]) -> None:
-        self.deliver(exchanges)
+        self._runs.deliver(exchanges)
         for pending in exchanges:
             del self._exchanges[pending.entry]
             self._units.pop(pending.entry.unit, None)
-            if (
-                pending.step is not None and pending.value is None
-            ):  # there was no gradient: the parameter stays as it was
+            if pending.step is not None and pending.value is None:  # no rank had a gradient: it stays as it was
                 self._overtaken.pop(pending.entry, None)
         with unnoticed(pending.entry.param for pending in exchanges):
             for step in dict.fromkeys(pending.step for pending in exchanges if pending.step is not None):
@@ -268,7 +227,7 @@ class InFlight(ABC):
 
     def _update_others(self, exchanges: Sequence[PendingExchange]) -> None:
         """Makes updates whose gradients are in, the soonest needed first, until those of `exchanges` are."""
-        done, awaited = self.done, {pending.entry.unit for pending in exchanges}
+        done, awaited = self._runs.done, {pending.entry.unit for pending in exchanges}
         for unit in [unit for unit in self._units if unit not in awaited]:
             if all(map(done, exchanges)):
                 return
@@ -285,7 +244,7 @@ class InFlight(ABC):
         with unnoticed(entry.param for entry in self._overtaken):
             yield
 
-    def _is_overtaken(self, entry: SyncedParameter) -> bool:
+    def is_overtaken(self, entry: SyncedParameter) -> bool:
         """Whether a gradient that comes now may be of the parameter's old values."""
         return entry in self._overtaken
 
@@ -347,29 +306,12 @@ class InFlight(ABC):
             pending.dropped = True
 
 
-def stale(entry: SyncedParameter) -> PoseidonError:
-    """The error if a gradient comes for a parameter that was perhaps used before its last update."""
-    return PoseidonError(
-        f"parameter {entry.name} got a gradient, but its last update had perhaps not been made when the forward pass "
-        "used it: either that pass came before step(), or code that PyTorch does not dispatch used a reference to the "
-        "parameter that it had kept; in the latter case let it take the parameter from its module in every pass, or "
-        "call synchronize() of the DistributedOptimizer before the forward pass"
-    )
+_ALL: weakref.WeakSet[Flights] = weakref.WeakSet()
+# Those that have exchanges in flight, and who listens: both are needed also if the model is dropped.
+_FLYING: dict[Flights, object] = {}
 
 
-def reached_twice(entry: SyncedParameter) -> PoseidonError:
-    """The error if a gradient comes for a parameter whose exchange has started in the same backward."""
-    return PoseidonError(
-        f"parameter {entry.name} received a gradient twice in one backward pass: a nested backward "
-        "reached it after its exchange had started; use checkpoint(use_reentrant=False), or static_graph=True"
-    )
-
-
-_ALL: weakref.WeakSet[InFlight] = weakref.WeakSet()
-_FLYING: set[InFlight] = set()  # those that have exchanges in flight, which need them also if the model is dropped
-
-
-def note_compilations(one: InFlight) -> None:
+def note_compilations(one: Flights) -> None:
     """From now on `one` is told when torch.compile is about to look at a function."""
     call_before_compiling(_tell_all)  # torch._dynamo.reset() forgets it
     _ALL.add(one)

@@ -1,0 +1,104 @@
+"""The backward passes of one model that exchange gradients, and how their exchanges end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from poseidon import _core
+from poseidon.errors import PoseidonError
+from poseidon.torch.exchange.backward_run import BackwardRun
+from poseidon.torch.exchange.pending_exchange import PendingExchange
+from poseidon.torch.exchange.small_groups import changed_meanwhile
+from poseidon.torch.exchange.transfer import Transfer
+from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.tensors.compatibility import increment_version
+
+
+class Runs:
+    """One model's backward passes: the one that runs, if any, and the one that is over but for exchanges in flight.
+
+    It waits for results, and knows whether they can still come. `entries` are all parameters of the model. It exchanges
+    nothing before `connect`.
+    """
+
+    _client: _core.Client
+    _transfer: Transfer
+
+    def __init__(self, entries: Sequence[SyncedParameter]) -> None:
+        self.current: BackwardRun | None = None
+        self.last: BackwardRun | None = None  # that is over, and all its exchanges
+        self.on_over: list[Callable[[BackwardRun], None]] = []  # what is told of each such one, in this order
+        self._entries = entries
+        self._flying: BackwardRun | None = None
+        self._broken: str | None = None
+
+    def connect(self, client: _core.Client, transfer: Transfer) -> None:
+        """Exchanges go by these from now on."""
+        self._client, self._transfer, self.last = client, transfer, None
+
+    def drop(self) -> None:
+        """Drops what is under way, after the client has failed."""
+        if self.current is not None:
+            self.current.uncover()
+        self.current = self._flying = self._broken = None
+
+    def check_usable(self) -> None:
+        """Raises PoseidonError if an earlier backward, or the updates after it, failed half way."""
+        if self._broken is not None:
+            self._client.abort(self._broken)
+            raise PoseidonError(f"{self._broken}; end all workers and start again from a checkpoint")
+
+    def fail(self, run: BackwardRun) -> None:
+        """Backward raised in the middle of `run`, the current one: the ranks do not agree on what was exchanged."""
+        self.current = None
+        run.uncover()
+        self._broken = f"rank {self._client.rank}: an earlier backward pass failed after its exchange had started"
+        self._broken += run.lacks(self._entries)
+
+    def half_landed(self) -> None:
+        """Some parameters have made the step, and some will not."""
+        self._broken = (
+            f"rank {self._client.rank}: the exchange of gradients or the update after a backward pass failed, so that "
+            "some parameters have made the step and some have not"
+        )
+
+    def end(self, run: BackwardRun) -> None:
+        """`run`, the current one, is over but for exchanges in flight, whose end `all_landed` tells."""
+        self.current, self._flying = None, run
+
+    def all_landed(self) -> None:
+        """Nothing is in flight any more."""
+        run, self._flying = self._flying, None
+        self.last = run
+        if run is not None:
+            for tell in self.on_over:
+                tell(run)
+
+    def done(self, pending: PendingExchange) -> bool:
+        """Whether `deliver` would not wait for it."""
+        return self._transfer.done(pending.entry.layer)
+
+    def deliver(self, exchanges: Sequence[PendingExchange]) -> None:
+        """Waits for results and puts them where they belong."""
+        for pending in exchanges:
+            pending.check_untouched()
+        since_ns = time.monotonic_ns()
+        self._transfer.wait([pending.entry.layer for pending in exchanges])
+        run = self.current or self._flying
+        if run is not None:
+            run.waited_ns += time.monotonic_ns() - since_ns
+        # Autograd has to know that these have changed; one call for all, since each is slow.
+        increment_version([pending.overwritten for pending in exchanges if pending.overwritten is not None])
+        for pending in exchanges:
+            pending.arrive(self._client.layer_stats(pending.entry.layer), self._transfer)
+
+    def land_in_backward(self, pending: PendingExchange) -> None:
+        """A hook of the program's uses the gradient, whose exchange is one of the backward that runs now."""
+        self.check_usable()
+        run, entry = self.current, pending.entry
+        # What is written to a gradient that servers have got has no effect.
+        if run is None or entry.on_servers or not run.can_wait_for(entry, self._entries):
+            raise changed_meanwhile(entry, "used")
+        pending.uncover()
+        self.deliver([pending])
