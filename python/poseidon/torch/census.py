@@ -45,7 +45,7 @@ class Census:
                     self._names[entry] = prefix + entry.name
         self._rows: dict[SyncedParameter, int] = {}  # of the step so far: the rows of each gradient
         self._seen: dict[SyncedParameter, list[int | None]] = {entry: [] for entry in self._names}  # K, step by step
-        self._steps = 0
+        self.steps = 0  # that were seen
         self._began = time.monotonic()
         attach_all(list(self._names), self)
         for entry in self._names:
@@ -56,11 +56,6 @@ class Census:
     def entries(self) -> list[SyncedParameter]:
         """The parameters, in the order of registration."""
         return list(self._names)
-
-    @property
-    def steps(self) -> int:
-        """The steps that were seen."""
-        return self._steps
 
     # As `BackwardListener`.
 
@@ -89,7 +84,7 @@ class Census:
 
     def step_ended(self) -> bool:
         """The optimizer has made a step. Returns whether enough is known."""
-        self._steps += 1
+        self.steps += 1
         for entry, seen in self._seen.items():
             if entry not in self._rows:
                 seen.append(None)
@@ -99,10 +94,10 @@ class Census:
                 seen.append(entry.known_factor_count(entry.param) or 0)
             entry.start_over()
         self._rows.clear()
-        if self._steps < LEAST_STEPS:
+        if self.steps < LEAST_STEPS:
             return False
         settled = all(seen.count(None) in (0, len(seen)) for seen in self._seen.values())
-        return settled or self._steps >= _MOST_STEPS or time.monotonic() - self._began > _MOST_SECONDS
+        return settled or self.steps >= _MOST_STEPS or time.monotonic() - self._began > _MOST_SECONDS
 
     def found(self, entry: SyncedParameter, place: int) -> dict[str, Any]:
         """What a plan has to know of it, as plain data."""

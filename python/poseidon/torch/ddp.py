@@ -33,13 +33,12 @@ from poseidon.torch.training.join_hook import ModelJoinHook
 from poseidon.torch.training.reducer import Reducer, logging_data
 from poseidon.torch.training.residual_state import keep_in_state_dict
 from poseidon.torch.training.trained_model import TrainedModel
-from poseidon.torch.training.weighted_model import WeightedModel
 
 _MIB = 1 << 20
 _set_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame
 
 
-class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelInsight, WeightedModel):
+class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelInsight):
     """Trains `module` synchronously on all workers of the job: after backward every `.grad` is the
     mean over the workers.
 
@@ -118,7 +117,8 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         self._scheme, self._wire, self._lossy = scheme, wire, lossy
         self._last_error = ""
         self._comm_hooks: list[tuple[Any, object]] = []
-        self._comm_hook_name = ""
+        self.comm_hook_name = ""
+        """The name of the communication hook; empty with Poseidon's own exchange."""
         self._trained: TrainedModel | None = None
         self._trained = self._join_job()
         if self._trained.sync is not None:
@@ -279,7 +279,18 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         finally:
             self.require_backward_grad_sync = before
 
-    # Ranks with different numbers of batches.
+    # Ranks with batches of different sizes, and with different numbers of them.
+
+    def set_weight(self, weight: int) -> None:
+        """Says how many rows this rank's next gradients are the mean of, until the next call.
+
+        Then each result is the mean over all rows of all ranks, Σ(w·g)/Σw, and not over the ranks. So ranks may take
+        batches of different sizes. Collective: all ranks call it before the same forward pass. It waits for nobody. A
+        rank without rows has weight 0 and takes part in the backward pass. With Recovery, call it in each attempt.
+        Raises InvalidArgument for a negative weight, with a communication hook, inside join(), and with
+        stragglers=drop, consistency=ssp or async.
+        """
+        self.trained_model().set_weight(weight)
 
     def join(
         self,
@@ -380,11 +391,6 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
     def broadcast_buffers(self, value: bool) -> None:
         self.forward_sync_buffers = value
 
-    @property
-    def comm_hook_name(self) -> str:
-        """The name of the communication hook; empty with Poseidon's own exchange."""
-        return self._comm_hook_name
-
     def register_comm_hook(self, state: object, hook: Any) -> None:
         """Lets `hook` average the gradients. Collective.
 
@@ -421,7 +427,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
                 "step() after backward"
             )
         self._comm_hooks.append((hook, state))
-        self._comm_hook_name = hook.__qualname__
+        self.comm_hook_name = hook.__qualname__
 
     def _fits_scheme(self, state: Any) -> bool:
         """Whether the scheme powersgd does what torch's hook does with this state. If not, says why."""
@@ -444,10 +450,10 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
 
         hooks = {"ALLREDUCE": default_hooks.allreduce_hook, "FP16_COMPRESS": default_hooks.fp16_compress_hook}
         self.register_comm_hook(None, hooks[comm_hook_type.name])
-        self._comm_hook_name = str(comm_hook_type)
+        self.comm_hook_name = str(comm_hook_type)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
-        return logging_data(self, self.trained_model(), self._comm_hook_name, self._last_error)
+        return logging_data(self, self.trained_model(), self.comm_hook_name, self._last_error)
 
     def _log_and_throw(self, err_type: type[Exception], err_msg: str) -> None:
         self._last_error = err_msg

@@ -81,10 +81,15 @@ class ModelLayers:
         self.attempt = number
         self._table.begin_attempt()
 
-    def resume(self, attempt: int) -> None:
-        """After `connect`: the next exchanges take the schemes that they would have taken without a failure."""
+    def resume(self, attempt: int, decision: int) -> None:
+        """After `connect`: the next exchanges take the schemes that they would have taken without a failure.
+
+        `decision`: of the search for a priority threshold, which another rank may have found; -1: none.
+        """
         self._table.resume(attempt)
         self.choices.resume(attempt)
+        if self.priorities is not None:
+            self.priorities.decide(decision)
 
     def agree(self) -> None:
         """An exchange of all layers begins: each has its scheme and its priority."""

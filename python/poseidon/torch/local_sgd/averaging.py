@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +25,7 @@ from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.memory import borrowed, exchangeable, flat_view
 
 
-class Averaging(ABC):
+class Averaging:
     """Makes the parameters of `found` equal on all ranks. Use it from the thread that trains.
 
     `connect` comes first where there are servers. Without it there is one worker.
@@ -65,27 +65,27 @@ class Averaging(ABC):
         """Makes each parameter `mix` times itself plus 1 − `mix` times what `start` has asked for."""
 
     @abstractmethod
+    def load(self, state: Mapping[str, Any] | None) -> None:
+        """Collective: takes what `state` has returned. Rank 0's counts."""
+
+    # What is kept, where it is more than the parameters.
+
     def result(self) -> list[torch.Tensor] | None:
         """What `finish` takes and `state` does not have. It has arrived."""
+        return None
 
-    @abstractmethod
     def restore(self, result: list[torch.Tensor] | None) -> None:
         """Makes `finish` take what `result` has returned."""
 
-    @abstractmethod
     def take_over(self) -> None:
         """Collective: rank 0's parameters are those of all ranks now; nothing has been trained since."""
 
-    @abstractmethod
     def state(self, whole: bool = True) -> dict[str, Any] | None:
         """What is kept between averagings beside the parameters, as plain data and tensors. Not collective.
 
         Not `whole`: without what servers hold.
         """
-
-    @abstractmethod
-    def load(self, state: Mapping[str, Any] | None) -> None:
-        """Collective: takes what `state` has returned. Rank 0's counts."""
+        return None
 
 
 class MeanOfParameters(Averaging):
@@ -125,12 +125,6 @@ class MeanOfParameters(Averaging):
     def restore(self, result: list[torch.Tensor] | None) -> None:
         assert result is not None
         self._buffers = [buffer.clone() for buffer in result]
-
-    def take_over(self) -> None:
-        """There is nothing but the parameters."""
-
-    def state(self, whole: bool = True) -> dict[str, Any] | None:
-        return None
 
     def load(self, state: Mapping[str, Any] | None) -> None:
         if state is not None:
@@ -219,12 +213,6 @@ class OuterUpdate(Averaging):
         self.settle()
         for held, param in zip(self._held, self.trained, strict=True):
             _mix(param, held, mix)
-
-    def result(self) -> list[torch.Tensor] | None:
-        return None  # the global parameters are in the state
-
-    def restore(self, result: list[torch.Tensor] | None) -> None:
-        """There is nothing but the global parameters."""
 
     def state(self, whole: bool = True) -> dict[str, Any] | None:
         states: Mapping[torch.Tensor, Mapping[str, Any]] = self._outer.state if self._client is None else {}

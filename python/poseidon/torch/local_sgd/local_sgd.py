@@ -87,8 +87,10 @@ class LocalSGD(OptimizerWrapper):
         self.features = Features("local_sgd", within=here.features)
         super().__init__(optimizer)
         self._context = here
-        self._model = model
-        self._every = every
+        self.model = model
+        """The model that it trains."""
+        self.every = every
+        """The number of steps from one averaging to the next."""
         self._buffers = ModelBuffers(model, ())
         self._weight = Weight()
         self._weights_given = 0  # since the last averaging
@@ -100,7 +102,12 @@ class LocalSGD(OptimizerWrapper):
             self.features.add("local_sgd_outer")
         here.features.take(self.features)
         self._fragments = Fragments([self._averaging_of(part) for part in self._plan.cut(self._found)], self._plan)
-        self._steps = self._steps_alone = self._averagings = 0
+        self.step_count = 0
+        """The number of calls of `step()`, skipped steps included."""
+        self.steps_alone = 0
+        """The number of steps since the last averaging."""
+        self.averaging_count = 0
+        """The number of averagings so far."""
         self._steps_here = self._waited_ns = 0  # in this membership; the second by averagings
         self._steps_apart = 0  # since all replicas were equal
         check = replica_check(settings, self.features, of_averages=True)
@@ -136,59 +143,34 @@ class LocalSGD(OptimizerWrapper):
                 self._replica.connect(control)
             self._buffers.check()
             options = f"LocalSGD {self._plan}, outer {self._outer}"
-            check_same(control, describe(self._model, self._found, options, ()), "model")
+            check_same(control, describe(self.model, self._found, options, ()), "model")
             self._buffers.connect(control)
             self._fragments.connect(client, control)
             self._weight.connect(control)
 
     def _check_same_optimizer(self) -> None:
         if self._context.control is not None:
-            names = {param: name for name, param in self._model.named_parameters()}
+            names = {param: name for name, param in self.model.named_parameters()}
             groups = [[names[param] for param in group["params"]] for group in self.param_groups]
             check_same(self._context.control, described(self._inner, groups), "optimizer")
-
-    @property
-    def model(self) -> nn.Module:
-        """The model that it trains."""
-        return self._model
-
-    @property
-    def every(self) -> int:
-        """The number of steps from one averaging to the next."""
-        return self._every
-
-    @property
-    def step_count(self) -> int:
-        """The number of calls of `step()`, skipped steps included."""
-        return self._steps
-
-    @property
-    def steps_alone(self) -> int:
-        """The number of steps since the last averaging."""
-        return self._steps_alone
-
-    @property
-    def averaging_count(self) -> int:
-        """The number of averagings so far."""
-        return self._averagings
 
     @torch._disable_dynamo
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """The optimizer's step(). Every `every`-th call averages the parameters then, which is collective."""
         self._check_ready()
         loss = self._local_step(closure)
-        self._steps += 1
+        self.step_count += 1
         self._steps_here += 1
-        self._steps_alone += 1
+        self.steps_alone += 1
         self._steps_apart += 1
         with self._waiting():
             self._fragments.step()
-        number = self._plan.due(self._steps_alone)
+        number = self._plan.due(self.steps_alone)
         if number is not None:
             with self._waiting():
                 self._check_together(f"fragment {number + 1} of {self._plan.count} on schedule")
                 self._fragments.send(number)
-        if self._steps_alone >= self._every:
+        if self.steps_alone >= self.every:
             self._end_period(equal=self._plan.is_plain)
         return loss
 
@@ -260,7 +242,8 @@ class LocalSGD(OptimizerWrapper):
         self._check_parameters_now()
         control = self._context.control
         if control is not None:
-            text = f"averaging {self._averagings + 1} of LocalSGD, {why}, {self._model_loads} loads of the model before"
+            number, loads = self.averaging_count + 1, self._model_loads
+            text = f"averaging {number} of LocalSGD, {why}, {loads} loads of the model before"
             text += f", {self._weights_given} calls of set_weight" if self._weights_given else ""
             difference = first_difference(control, text)
             if difference is not None:
@@ -273,8 +256,8 @@ class LocalSGD(OptimizerWrapper):
 
     def _end_period(self, equal: bool) -> None:
         self._send_buffers()
-        self._averagings += 1
-        self._steps_alone = self._model_loads = self._weights_given = 0
+        self.averaging_count += 1
+        self.steps_alone = self._model_loads = self._weights_given = 0
         if equal:
             self._steps_apart = 0
             self._times_equal += 1
@@ -294,7 +277,7 @@ class LocalSGD(OptimizerWrapper):
 
     def _check_parameters_now(self) -> None:
         known = {entry.param for entry in self._found}
-        now = {param: name for name, param in self._model.named_parameters()}
+        now = {param: name for name, param in self.model.named_parameters()}
         added = [name for param, name in now.items() if param.requires_grad and param.numel() and param not in known]
         gone = [entry.name for entry in self._found if entry.param not in now]
         if added or gone:
@@ -313,11 +296,11 @@ class LocalSGD(OptimizerWrapper):
         `optimizer` stays.
         """
         if self._context.control is not None:
-            params = {name: param.detach() for name, param in self._model.named_parameters()}
+            params = {name: param.detach() for name, param in self.model.named_parameters()}
             broadcast_alike(self._context.control, params, 0, "list of parameter")
             self._send_buffers()
         self._fragments.take_over()
-        self._steps_alone = self._steps_apart = self._model_loads = self._weights_given = 0
+        self.steps_alone = self._steps_apart = self._model_loads = self._weights_given = 0
         self._model_is_new = False
 
     def _note_model_load(self, *_: Any) -> None:
@@ -352,8 +335,8 @@ class LocalSGD(OptimizerWrapper):
         return self._state_with(self._fragments.state(whole=False))
 
     def _state_with(self, outer: dict[str, Any] | None) -> dict[str, Any]:
-        counts = {"steps": self._steps, "alone": self._steps_alone, "averagings": self._averagings}
-        own = {**counts, "every": self._every, "outer": outer}
+        counts = {"steps": self.step_count, "alone": self.steps_alone, "averagings": self.averaging_count}
+        own = {**counts, "every": self.every, "outer": outer}
         if not self._plan.is_plain:
             own["apart"] = self._steps_apart
         return {**self._inner.state_dict(), _KEY: own}
@@ -373,23 +356,23 @@ class LocalSGD(OptimizerWrapper):
             check_same(self._context.control, text, "LocalSGD state")
         if own is not None:
             self._check_period(own)
-        self._steps, self._steps_alone, self._averagings = counts
-        self._steps_apart = self._steps_alone
+        self.step_count, self.steps_alone, self.averaging_count = counts
+        self._steps_apart = self.steps_alone
         if own is None:
             self._fragments.drop_pending()
         else:
-            self._steps_apart = own.get("apart", self._steps_alone)
+            self._steps_apart = own.get("apart", self.steps_alone)
             self._fragments.load(own["outer"])
             self._loaded_itself, self._model_is_new, self._model_loads = True, False, 0
 
     def _check_period(self, own: dict[str, Any]) -> None:
         """Mismatch if the state is from within a period of another length: what is due in it could be left out."""
-        alone, saved = own["alone"], own.get("every", self._every)
-        if own.get("apart", alone) and (saved != self._every or alone >= self._every):
-            length = f"every={saved}" if saved != self._every else "a larger every"  # the key was not always there
+        alone, saved = own["alone"], own.get("every", self.every)
+        if own.get("apart", alone) and (saved != self.every or alone >= self.every):
+            length = f"every={saved}" if saved != self.every else "a larger every"  # the key was not always there
             raise Mismatch(
                 f"the checkpoint is of a LocalSGD with {length}, {alone} steps into a period, and this one has "
-                f"every={self._every}: pass the same every as when it was saved, or call average() on every rank "
+                f"every={self.every}: pass the same every as when it was saved, or call average() on every rank "
                 "before saving"
             )
 
@@ -398,7 +381,7 @@ class LocalSGD(OptimizerWrapper):
         if isinstance(self._inner, Optimizer):
             self._inner.add_param_group(param_group)
             try:
-                _check_parameters(self._model, self._inner, self._found)
+                _check_parameters(self.model, self._inner, self._found)
             except InvalidArgument:
                 del self._inner.param_groups[-1]
                 raise

@@ -93,13 +93,16 @@ class DistributedOptimizer(OptimizerWrapper):
         trained = model.trained_model()
         features = features_of(optimizer, trained, update or "worker", max_norm, clip, resume, aggregator)
         self.resumed_version = 0
-        self._server: ServerUpdate | None = None
+        self.server: ServerUpdate | None = None
+        """Its updates on the servers; None with updates on the workers, and with one worker."""
         self._worker: WorkerUpdate | None = None
         self._whole: WholeStep | None = None  # instead of `_worker`, for optimizers that need all gradients
         super().__init__(optimizer)
-        self._model = model
+        self.model = model
+        """The model whose gradients it waits for."""
         self._on_servers = update == "server"
-        self._steps_made = 0
+        self.step_count = 0
+        """The number of calls of `step()`."""
         self._compared = ComparedHyperparameters(optimizer, counts=not self._membership.recovers)
         self._tenure = Tenure(self, features, self._compared)
         if self._on_servers and model.synchronizer is not None:
@@ -114,29 +117,29 @@ class DistributedOptimizer(OptimizerWrapper):
     @property
     def _membership(self) -> Membership:
         """That of the job that trains the model: of all ranks, or of its process group."""
-        return self._model.trained_model().context
+        return self.model.trained_model().context
 
     def _update_on_servers(self, sync: Synchronizer, resume: bool, aggregator: str) -> None:
         here = self._membership
         algorithm = algorithm_of(self._inner)
-        groups = entries_of(self._inner, self._model.module, self._model.synced_parameters)
+        groups = entries_of(self._inner, self.model.module, self.model.synced_parameters)
         entries = [entry for group in groups for entry in group]
         check_aggregator(aggregator, entries)
         self._check_same(aggregator, groups)
-        succeed(self._model.trained_model(), entries, on_servers=True)
+        succeed(self.model.trained_model(), entries, on_servers=True)
         new = [entry for entry in entries if not entry.on_servers]
         sync.layers.store(new)
         means = here.features.keeps(SAME_STEP)
-        self._server = ServerUpdate(algorithm, groups, self._inner, means, self._tenure, aggregator)
-        sync.updates.append(self._server)
-        enter(self._model.trained_model(), self._server)
+        self.server = ServerUpdate(algorithm, groups, self._inner, means, self._tenure, aggregator)
+        sync.updates.append(self.server)
+        enter(self.model.trained_model(), self.server)
         if here.recovers:
             return  # the servers get their values when `Recovery` has found the others
         assert here.client is not None
         assert here.control is not None
-        self._server.connect(here.client, here.control, has_values=not new)
+        self.server.connect(here.client, here.control, has_values=not new)
         if resume:
-            self.resumed_version = self._server.resume(self.state)
+            self.resumed_version = self.server.resume(self.state)
             self.state.clear()
         else:
             self._hand_over_state()
@@ -145,14 +148,14 @@ class DistributedOptimizer(OptimizerWrapper):
         apart = updates_per_parameter(self._inner, said)
         if self._on_servers:  # which do not exist; what they could not do is refused all the same
             algorithm_of(self._inner)
-            groups = entries_of(self._inner, self._model.module, self._model.synced_parameters)
+            groups = entries_of(self._inner, self.model.module, self.model.synced_parameters)
         else:
             groups = [self._entries_in(group["params"]) for group in self.param_groups]
         entries = [entry for group in groups for entry in group]
         if not entries:
             raise InvalidArgument("the model synchronizes no parameter of the optimizer: pass the model that it trains")
         self._check_same(str(apart), groups)
-        succeed(self._model.trained_model(), entries, on_servers=False)
+        succeed(self.model.trained_model(), entries, on_servers=False)
         if apart:
             self._worker = WorkerUpdate(self._inner, sync, clipping, self._tenure)
             if sync is not None:
@@ -161,7 +164,7 @@ class DistributedOptimizer(OptimizerWrapper):
             self._whole = WholeStep(self._inner, clipping, self._tenure)
         update = self._worker or self._whole
         assert update is not None
-        enter(self._model.trained_model(), update)
+        enter(self.model.trained_model(), update)
         update.take(entries)
         if apart:
             self._tenure.features.add("per_parameter")
@@ -173,31 +176,21 @@ class DistributedOptimizer(OptimizerWrapper):
             names = [[entry.name for entry in entries] for entries in groups]
             check_same(control, f"{how}\n{described(self._inner, names)}", "optimizer")
 
-    @property
-    def model(self) -> DistributedDataParallel:
-        """The model whose gradients it waits for."""
-        return self._model
-
-    @property
-    def server(self) -> ServerUpdate | None:
-        """Its updates on the servers; None with updates on the workers, and with one worker."""
-        return self._server
-
     def keep_undo(self) -> UpdateUndo | None:
         """Makes each update keep what it overwrites, for `Recovery`. None if no update waits for its gradient."""
-        if self._worker is None or self._model.synchronizer is None:
+        if self._worker is None or self.model.synchronizer is None:
             return None
         self._worker.undo = UpdateUndo(self._inner)
         return self._worker.undo
 
     def updates(self, entry: SyncedParameter) -> bool:
         """Whether this optimizer updates the parameter, here or on the servers."""
-        if self._server is not None:
-            return entry in self._server.entries
+        if self.server is not None:
+            return entry in self.server.entries
         return entry.updater is not None and entry.updater is self._worker
 
     def _entries_in(self, params: Sequence[torch.Tensor]) -> list[SyncedParameter]:
-        synced: dict[torch.Tensor, SyncedParameter] = {entry.param: entry for entry in self._model.synced_parameters}
+        synced: dict[torch.Tensor, SyncedParameter] = {entry.param: entry for entry in self.model.synced_parameters}
         entries = [synced[param] for param in params if param in synced]
         for entry in entries:
             entry.check_free()
@@ -222,18 +215,13 @@ class DistributedOptimizer(OptimizerWrapper):
             loss: float | None = self._whole.step(closure)
         else:
             loss = loss_of(closure)
-            update = self._server or self._worker
+            update = self.server or self._worker
             assert update is not None
             with torch.no_grad():
                 update.step()
-        self._steps_made += 1
+        self.step_count += 1
         self._compared.stepped()
         return loss
-
-    @property
-    def step_count(self) -> int:
-        """The number of calls of `step()`."""
-        return self._steps_made
 
     def missed_steps(self) -> Iterator[int]:
         """With stragglers=drop, yields once for each step that was completed without this worker. Not collective.
@@ -246,16 +234,16 @@ class DistributedOptimizer(OptimizerWrapper):
         `step()`, and count the loop's steps by `step_count`. Raises InvalidArgument if the optimizer has only a part
         of the model.
         """
-        sync = self._model.synchronizer
+        sync = self.model.synchronizer
         if sync is None or self._membership.settings.stragglers != "drop":
             return
         self._check_has_all(sync)
         while sync.steps_behind() > 0:
-            before = self._steps_made
+            before = self.step_count
             self.zero_grad()
             sync.exchange_nothing(missed=True)
             yield before
-            if self._steps_made == before and self._has_gradients_to_use():
+            if self.step_count == before and self._has_gradients_to_use():
                 raise PoseidonError("a missed step was not made: call step() for every item of missed_steps()")
 
     def _has_gradients_to_use(self) -> bool:
@@ -311,14 +299,14 @@ class DistributedOptimizer(OptimizerWrapper):
         """What the torch optimizer's own state_dict() would be. Any rank may call it alone."""
         if self._whole is not None:
             return self._inner.state_dict()  # type: ignore[no-any-return]
-        if self._server is not None:
+        if self.server is not None:
             self._tenure.check()
-        if self._server is None or not self._server.connected:
+        if self.server is None or not self.server.connected:
             saved = super().state_dict()
             # Its order is that in which gradients first arrived, another one on every rank.
             saved["state"] = dict(sorted(saved["state"].items(), key=lambda item: (isinstance(item[0], str), item[0])))
             return saved
-        self.state.update(self._server.pull_states())
+        self.state.update(self.server.pull_states())
         try:
             return super().state_dict()
         finally:
@@ -343,13 +331,13 @@ class DistributedOptimizer(OptimizerWrapper):
         # The last thing that Optimizer.load_state_dict does; each optimizer has its own way with old checkpoints.
         self.synchronize()
         self._inner.__setstate__(state)
-        if self._server is not None:
+        if self.server is not None:
             self._hand_over_state()
 
     def _hand_over_state(self) -> None:
-        assert self._server is not None
-        if self._server.connected:  # otherwise `connect` does so
-            self._server.load_states(self.state, keep_digits=True)
+        assert self.server is not None
+        if self.server.connected:  # otherwise `connect` does so
+            self.server.load_states(self.state, keep_digits=True)
             self.state.clear()
 
     def connect(self, restored: bool) -> None:
@@ -360,10 +348,10 @@ class DistributedOptimizer(OptimizerWrapper):
         here = self._membership
         assert here.client is not None
         assert here.control is not None
-        assert self._server is not None
-        self._server.connect(here.client, here.control)
+        assert self.server is not None
+        self.server.connect(here.client, here.control)
         if restored:
-            self._server.take_restored()
+            self.server.take_restored()
         else:
             self._hand_over_state()
 
@@ -377,8 +365,8 @@ class DistributedOptimizer(OptimizerWrapper):
         Collective. It is needed after parameters were changed on the workers (`model.load_state_dict`, an edit).
         """
         self._tenure.check()
-        if self._server is not None:
-            self._server.push_parameters()
+        if self.server is not None:
+            self.server.push_parameters()
 
     def pull_parameters(self) -> None:
         """With updates on the servers, gives the servers' parameters to every rank. Collective; call it after `step()`.
@@ -388,13 +376,13 @@ class DistributedOptimizer(OptimizerWrapper):
         servers' float32 values, for a checkpoint. The next step rounds them again. Otherwise it changes nothing.
         """
         self._tenure.check()
-        if self._server is not None:
-            self._server.pull_parameters()
+        if self.server is not None:
+            self.server.pull_parameters()
 
     def memory(self) -> OptimizerMemory:
         """The bytes of optimizer state, here and with `update="worker"`. With dedicated servers none are here."""
-        if self._server is not None:
-            return OptimizerMemory(*self._server.state_bytes())
+        if self.server is not None:
+            return OptimizerMemory(*self.server.state_bytes())
         tensors = [value for state in self.state.values() for value in state.values()]
         size = sum(held_bytes(value) for value in tensors if isinstance(value, torch.Tensor) and value.dim())
         return OptimizerMemory(size, size)
@@ -405,19 +393,19 @@ class DistributedOptimizer(OptimizerWrapper):
 
         None if there is nothing to decide: with one worker, updates on the servers, or priority_threshold=coarse.
         """
-        priorities = None if self._model.synchronizer is None else self._model.synchronizer.layers.priorities
+        priorities = None if self.model.synchronizer is None else self.model.synchronizer.layers.priorities
         return None if priorities is None or self._on_servers else priorities.threshold
 
     @property
     def priority_threshold_found(self) -> bool:
         """Whether the search for the threshold, if any, is over."""
-        priorities = None if self._model.synchronizer is None else self._model.synchronizer.layers.priorities
+        priorities = None if self.model.synchronizer is None else self.model.synchronizer.layers.priorities
         return priorities is None or self._on_servers or priorities.settled
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the optimizer. Raises InvalidArgument with updates on the servers."""
         update = self._whole or self._worker
-        if update is None and self._server is None:
+        if update is None and self.server is None:
             super().add_param_group(param_group)  # from Optimizer.__init__
             return
         if update is None or self._on_servers:

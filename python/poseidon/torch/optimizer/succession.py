@@ -39,7 +39,7 @@ class Tenure:
     """One DistributedOptimizer's time with its parameters, and what it compares with the other ranks meanwhile."""
 
     def __init__(self, owner: Any, features: Features, compared: Compared | None = None) -> None:
-        self._owner = weakref.ref(owner)
+        self.owner = weakref.ref(owner)  # as long as the program keeps it
         self.features = features
         self.compared = compared
         self.over = False
@@ -49,11 +49,6 @@ class Tenure:
         for entry in entries:
             if entry.form.is_sparse:
                 self.features.add("sparse", entry.name)
-
-    @property
-    def dropped(self) -> bool:
-        """Whether the program has dropped the optimizer."""
-        return self._owner() is None
 
     def check(self) -> None:
         """Raises PoseidonError if a later optimizer has taken over."""
@@ -91,7 +86,9 @@ def succeed(model: Trained, entries: Collection[SyncedParameter], on_servers: bo
     """
     earlier: list[Update] = model.optimizers
     wanted, control, sync = set(entries), model.context.control, model.sync
-    flags = [int(one.tenure.dropped or (one.exclusive and not wanted.isdisjoint(one.entries))) for one in earlier]
+    flags = [
+        int(one.tenure.owner() is None or (one.exclusive and not wanted.isdisjoint(one.entries))) for one in earlier
+    ]
     if any(flags) and model.context.recovers and control is not None:
         model.features.check("successor")
     if earlier and control is not None and not model.context.recovers:

@@ -44,7 +44,7 @@ class LossyLayers:
         """An attempt at this step begins. Waits for exchanges of lossy layers in flight."""
         if not self._layers():
             return
-        residuals = [sync.layers.residuals() for sync in self._synchronizers()]
+        residuals = [sync.layers.residuals() for sync in synchronizers_of(self._models)]
         kept = {number: kept for number, kept in self._beginnings.items() if step - _KEPT_STEPS < number < step}
         self._beginnings = kept | {step: residuals}
         self._attempt = step
@@ -53,7 +53,7 @@ class LossyLayers:
         """The attempt has failed, and with it the client, which has not ended."""
         if self._attempt < 0:
             return
-        after = [sync.layers.residuals_after_failure() for sync in self._synchronizers()]
+        after = [sync.layers.residuals_after_failure() for sync in synchronizers_of(self._models)]
         self._beginnings[self._attempt + 1] = after
         before = self._beginnings.get(self._attempt, [{} for _ in after])
         self._gone = [layer.name for old, new in zip(before, after, strict=True) for layer in old if layer not in new]
@@ -74,7 +74,7 @@ class LossyLayers:
             self._next = None
             return
         values, self._next = data.view(np.float32), []
-        for sync in self._synchronizers():
+        for sync in synchronizers_of(self._models):
             found = {}
             for layer in _lossy(sync):
                 found[layer], values = values[: layer.kept_count].copy(), values[layer.kept_count :]
@@ -93,7 +93,7 @@ class LossyLayers:
                     "sent is lost"
                 )
             return
-        for sync, found in zip(self._synchronizers(), residuals, strict=True):
+        for sync, found in zip(synchronizers_of(self._models), residuals, strict=True):
             sync.layers.load_residuals(found)
 
     def residuals(self) -> Bytes | None:
@@ -102,16 +102,18 @@ class LossyLayers:
         if not layers:
             return None
         parts = []
-        for sync in self._synchronizers():
+        for sync in synchronizers_of(self._models):
             found = sync.layers.residuals()
             parts += [found.get(layer, np.zeros(layer.kept_count, np.float32)) for layer in _lossy(sync)]
         return np.concatenate(parts).view(np.uint8)
 
-    def _synchronizers(self) -> list[Synchronizer]:
-        return [model.synchronizer for model in self._models if model.synchronizer is not None]
-
     def _layers(self) -> list[SyncedLayer]:
-        return [layer for sync in self._synchronizers() for layer in _lossy(sync)]
+        return [layer for sync in synchronizers_of(self._models) for layer in _lossy(sync)]
+
+
+def synchronizers_of(models: Sequence[DistributedDataParallel]) -> list[Synchronizer]:
+    """What exchanges these models' gradients; with one worker nothing does."""
+    return [sync for model in models if (sync := model.synchronizer) is not None]
 
 
 def _lossy(sync: Synchronizer) -> list[SyncedLayer]:

@@ -11,7 +11,6 @@ import torch
 from torch.optim import Optimizer
 
 from poseidon.adapter.arrays import Bytes
-from poseidon.adapter.priorities import Priorities
 from poseidon.adapter.state_text import encode
 from poseidon.adapter.training_state import TrainingState
 from poseidon.errors import InvalidArgument, Mismatch
@@ -20,7 +19,7 @@ from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.optimizer.partial_step import Hyperparameters, PartialStep
 from poseidon.torch.optimizer.undo import TensorCopies, UpdateUndo
-from poseidon.torch.recovery.lossy_layers import LossyLayers
+from poseidon.torch.recovery.lossy_layers import LossyLayers, synchronizers_of
 from poseidon.torch.recovery.random_streams import StreamStates, seed_streams
 from poseidon.torch.tensors.arrays import TENSORS
 
@@ -44,8 +43,8 @@ class TrainingObjects(TrainingState):
         self._check_first(objects)
         _check(objects, self.models)
         self._others = [one for one in objects if not isinstance(one, DistributedDataParallel)]
-        self._optimizers = [one for one in self._others if isinstance(one, Optimizer)]
-        distributed = [one for one in self._optimizers if isinstance(one, DistributedOptimizer)]
+        self.optimizers = [one for one in self._others if isinstance(one, Optimizer)]
+        distributed = [one for one in self.optimizers if isinstance(one, DistributedOptimizer)]
         self._on_servers = [one for one in distributed if one.server is not None]
         self._server_updates = [one.server for one in distributed if one.server is not None]
         self.on_servers = bool(self._on_servers)
@@ -73,7 +72,7 @@ class TrainingObjects(TrainingState):
     def _watch_updates(self, undo: bool) -> None:
         for model in self.models if self._keeps_copies and not undo else []:
             model.trained_model().features.add("no_undo")
-        for one in self._optimizers if self._keeps_copies else []:
+        for one in self.optimizers if self._keeps_copies else []:
             if isinstance(one, DistributedOptimizer) and (kept := one.keep_undo()) is not None:
                 self._undos[one] = kept
             if not undo:
@@ -81,8 +80,8 @@ class TrainingObjects(TrainingState):
         self._check_optimizers()
 
     def _check_optimizers(self) -> None:
-        given = set(_parameters_of(self._optimizers))
-        distributed = [one for one in self._optimizers if isinstance(one, DistributedOptimizer)]
+        given = set(_parameters_of(self.optimizers))
+        distributed = [one for one in self.optimizers if isinstance(one, DistributedOptimizer)]
         stray = None
         for entry in self._entries():
             updated = entry.updater is not None or entry.on_servers
@@ -113,7 +112,7 @@ class TrainingObjects(TrainingState):
     def describe(self) -> str:
         """What must be the same on all ranks."""
         kinds = [type(one).__name__ for one in (*self.models, *self._others)]
-        groups = [f"{len(group['params'])} parameters" for one in self._optimizers for group in one.param_groups]
+        groups = [f"{len(group['params'])} parameters" for one in self.optimizers for group in one.param_groups]
         return "\n".join([f"objects {', '.join(kinds)}; seed {self._seed}", *groups])
 
     # One step.
@@ -129,9 +128,8 @@ class TrainingObjects(TrainingState):
             oldest.take(self, step)
             self._beginnings[step] = oldest
             self._stepped = False
-        for model in self.models:
-            if model.synchronizer is not None:
-                model.synchronizer.layers.begin_attempt(step)
+        for sync in synchronizers_of(self.models):
+            sync.layers.begin_attempt(step)
         self._clear_gradients()
         for update in self._server_updates:
             update.backward_count = 0
@@ -155,38 +153,31 @@ class TrainingObjects(TrainingState):
         for model in self.models:
             for entry in model.synced_parameters:
                 entry.param.grad = None
-        for param in _parameters_of(self._optimizers):
+        for param in _parameters_of(self.optimizers):
             param.grad = None
 
     def settle(self) -> None:
         """Waits until all updates are made."""
-        for model in self.models:
-            if model.synchronizer is not None:
-                model.synchronizer.settle()
+        for sync in synchronizers_of(self.models):
+            sync.settle()
 
     def whole_step(self, step: int) -> int:
         """The latest step, this one or the one before, whose beginning can be put back; -1 if none can."""
         if self._stepped:
             return -1
-        pending = self._pending()
+        pending: dict[torch.Tensor, int] = {}
+        for sync in synchronizers_of(self.models):
+            pending |= sync.flights.pending_updates()
         for candidate in (step, step - 1):
             reached = all(undo.reaches(candidate, pending) for undo in self._undos.values())
             if candidate in self._beginnings and reached:
                 return candidate
         return -1
 
-    def _pending(self) -> dict[torch.Tensor, int]:
-        pending: dict[torch.Tensor, int] = {}
-        for model in self.models:
-            if model.synchronizer is not None:
-                pending |= model.synchronizer.flights.pending_updates()
-        return pending
-
     def go_back(self, step: int) -> None:
         """Puts back the beginning of this step, one that `whole_step` named. The client must have ended."""
-        for model in self.models:
-            if model.synchronizer is not None:
-                model.synchronizer.abandon()
+        for sync in synchronizers_of(self.models):
+            sync.abandon()
         self._clear_gradients()
         self._streams_left = self.streams()
         for undo in self._undos.values():
@@ -215,20 +206,14 @@ class TrainingObjects(TrainingState):
 
     def decisions(self) -> list[int]:
         """What the search for each model's priority threshold has found; -1: nothing yet."""
-        return [-1 if one is None else one.decision for one in self._priorities()]
-
-    def _priorities(self) -> list[Priorities | None]:
-        return [None if model.synchronizer is None else model.synchronizer.layers.priorities for model in self.models]
+        found = [sync.layers.priorities for sync in synchronizers_of(self.models)]
+        return [-1 if one is None else one.decision for one in found]
 
     def resume(self, step: int, decisions: Sequence[int]) -> None:
         """Exchanges go on with the schemes of this step, and the thresholds that these decisions of searches give."""
-        for model in self.models:
-            if model.synchronizer is not None:
-                model.synchronizer.layers.resume(step)
+        for sync, decision in zip(synchronizers_of(self.models), decisions, strict=True):
+            sync.layers.resume(step, decision)
         self._lossy.resume(step)
-        for one, decision in zip(self._priorities(), decisions, strict=True):
-            if one is not None:
-                one.decide(decision)
 
     def residuals(self) -> Bytes | None:
         """What lossy schemes of this rank have not sent, now that all exchanges are over."""
@@ -247,34 +232,25 @@ class TrainingObjects(TrainingState):
 
     def streams(self) -> StreamStates | None:
         """Where the random streams are now; None where every attempt seeds them."""
-        return StreamStates(self._devices()) if self._seed is None else None
-
-    @property
-    def optimizers(self) -> Sequence[Optimizer]:
-        """All optimizers."""
-        return self._optimizers
+        devices = {entry.param.device for entry in self._entries() if entry.param.device.type == "cuda"}
+        return StreamStates(devices) if self._seed is None else None
 
     def tensors(self) -> list[torch.Tensor]:
         """Buffers, and parameters that no optimizer has."""
         tensors = [buffer for model in self.models for buffer in model.module.buffers()]
         if self._copies_all:
-            updated = set(_parameters_of(self._optimizers))
+            updated = set(_parameters_of(self.optimizers))
             params = dict.fromkeys(param for model in self.models for param in model.module.parameters())
             tensors += [param for param in params if param not in updated]
         return tensors
 
     def copied_optimizers(self) -> list[Optimizer]:
         """Those whose step() makes its updates at once, if these are to be undone."""
-        return [one for one in self._optimizers if one not in self._undos] if self._copies_all else []
+        return [one for one in self.optimizers if one not in self._undos] if self._copies_all else []
 
     def small_objects(self) -> list[Any]:
         """What is neither a model nor an optimizer."""
         return [one for one in self._others if not isinstance(one, Optimizer)]
-
-    def _devices(self) -> set[torch.device]:
-        """The CUDA devices of the models."""
-        found = {entry.param.device for entry in self._entries()}
-        return {device for device in found if device.type == "cuda"}
 
     def _entries(self) -> Iterable[SyncedParameter]:
         return (entry for model in self.models for entry in model.synced_parameters)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import weakref
-from abc import abstractmethod
 from functools import partial
 from typing import Any
 
@@ -14,12 +13,12 @@ from torch.nn.parallel.distributed import _find_tensors
 
 from poseidon.errors import InvalidArgument
 from poseidon.torch.process.process_groups import default_group
-from poseidon.torch.training.trained_model import TrainedModel
+from poseidon.torch.training.trained_model import TrainedModel, Wrapper
 
 _OF_THIS_PROCESS = ("_trained", "process_group", "device_mesh")  # not in copies and pickles
 
 
-class ModelCopies:
+class ModelCopies(Wrapper):
     """The methods of `DistributedDataParallel` about its copies and pickles."""
 
     module: nn.Module
@@ -29,10 +28,6 @@ class ModelCopies:
     device_ids: Any
     require_backward_grad_sync: bool
     _trained: TrainedModel | None
-
-    @abstractmethod
-    def trained_model(self) -> TrainedModel:
-        """The model's part in the job."""
 
     def _computes_alone(self) -> bool:
         """Whether a forward pass that begins now is one of a copy that no rank has trained yet, and trains nothing.
@@ -72,7 +67,7 @@ class ModelCopies:
         self.process_group = default_group()
         self.device_mesh = self._trained = None
         self._comm_hooks: list[Any] = []  # as torch's class, which makes copies without them
-        self._comm_hook_name = ""
+        self.comm_hook_name = ""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = type(self).__new__(type(self))

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
 from poseidon.adapter.plan_table import PlanTable
 from poseidon.adapter.stats import LayerSynchronization, StepRecord
-from poseidon.torch.training.trained_model import TrainedModel
+from poseidon.torch.training.trained_model import Wrapper
 
 
-class ModelInsight:
+class ModelInsight(Wrapper):
     """The methods of `DistributedDataParallel` that tell how its gradients are exchanged."""
-
-    @abstractmethod
-    def trained_model(self) -> TrainedModel:
-        """The model's part in the job."""
 
     def plan(self, link_bits_per_s: float | None = None) -> PlanTable:
         """The plan of the next step, layer by layer: scheme, bytes, predicted and measured time, and the reason.

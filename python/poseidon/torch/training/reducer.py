@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
-from poseidon.torch.training.trained_model import TrainedModel
-
-
-class HasTrainedModel(Protocol):
-    """A wrapper of a module."""
-
-    def trained_model(self) -> TrainedModel:
-        """The module's part in the job."""
+from poseidon.torch.training.trained_model import TrainedModel, Wrapper
 
 
 class Reducer:
     """Replaces `torch.distributed.Reducer`: it has the methods that programs call on `model.reducer`."""
 
-    def __init__(self, model: HasTrainedModel) -> None:
+    def __init__(self, model: Wrapper) -> None:
         self._model = weakref.ref(model)
         self._kept = model.trained_model()  # which goes on to exchange gradients when the wrapper is dropped
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
+from abc import abstractmethod
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -354,6 +355,14 @@ class TrainedModel:
         self.sync.hooked = hooked
         if self.context.settings.replica_check == "auto":
             self.sync.replica = Unwatched()  # the hook may average among some of the ranks, or not in every step
+
+
+class Wrapper:
+    """What the parts of `DistributedDataParallel` know of it."""
+
+    @abstractmethod
+    def trained_model(self) -> TrainedModel:
+        """The model's part in the job."""
 
 
 def _plain(module: nn.Module) -> nn.Module:
