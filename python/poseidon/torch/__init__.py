@@ -11,8 +11,8 @@ In a program:
 
 from poseidon.errors import PoseidonError
 from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.local_sgd.averaging import OuterNesterov
 from poseidon.torch.local_sgd.local_sgd import LocalSGD
-from poseidon.torch.local_sgd.outer import OuterNesterov
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.process.collectives import all_gather, all_reduce, balance_rows, broadcast, reduce
 from poseidon.torch.process.context import barrier, init, rank, scalars, shutdown, straggler_report, world_size

@@ -18,8 +18,7 @@ from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.exchange.comm_hooks import HookedTransfer, check_hook, is_all_reduce, wire_format_of
-from poseidon.torch.exchange.flights import note_compilations
-from poseidon.torch.exchange.forward_order import forward_order
+from poseidon.torch.exchange.flights import forward_order, note_compilations
 from poseidon.torch.exchange.powersgd_hook import PowerSGDHook, is_powersgd, unlike_scheme
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from poseidon import _core
-from poseidon.torch.exchange.small_groups import changed_meanwhile
+from poseidon.errors import PoseidonError
 from poseidon.torch.exchange.transfer import Rows, Transfer
 from poseidon.torch.model.factors import Factors
 from poseidon.torch.model.gradient_form import RowsForm
@@ -304,3 +304,11 @@ def _start_update(
         gradient = gradient * scale  # .grad stays this rank's own
     transfer.update(entry.layer, gradient, pending.buffer, divisor)
     return pending
+
+
+def changed_meanwhile(entry: SyncedParameter, how: str = "changed in place") -> PoseidonError:
+    """The error if a gradient was written to, or otherwise used, while it was exchanged."""
+    return PoseidonError(
+        f"the gradient of {entry.name} was {how} while it was exchanged: change gradients "
+        "after backward(), or in hooks of the parameter itself, which come before its exchange"
+    )

@@ -10,24 +10,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from operator import is_
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from poseidon import _core
-from poseidon.errors import PoseidonError
+from poseidon.torch.exchange.pending_exchange import changed_meanwhile
+from poseidon.torch.exchange.runs import BackwardRun
 from poseidon.torch.exchange.transfer import Transfer
 from poseidon.torch.model.gradient_form import DenseForm
 from poseidon.torch.model.hooks import NO_ARRIVALS, Arrivals
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.memory import borrowed
-
-
-class StartedRun(Protocol):
-    """One synchronizing backward pass."""
-
-    started: list[SyncedParameter]
-    ready_ns: dict[SyncedParameter, int]
 
 
 class SmallGroup:
@@ -121,14 +115,6 @@ def _part(flat: torch.Tensor, entry: SyncedParameter, begin: int) -> torch.Tenso
     return flat.as_strided(entry.layout.shape, entry.layout.stride(), begin)
 
 
-def changed_meanwhile(entry: SyncedParameter, how: str = "changed in place") -> PoseidonError:
-    """The error if a gradient was written to, or otherwise used, while it was exchanged."""
-    return PoseidonError(
-        f"the gradient of {entry.name} was {how} while it was exchanged: change gradients "
-        "after backward(), or in hooks of the parameter itself, which come before its exchange"
-    )
-
-
 class SmallGroups:
     """The groups of one model. Used from the thread that runs backward. Without `connect` there are none."""
 
@@ -165,7 +151,7 @@ class SmallGroups:
         for group in self._groups:
             group.arrivals.awaited.update(group.entries)
 
-    def count(self, run: StartedRun) -> None:
+    def count(self, run: BackwardRun) -> None:
         """In the pass of autograd's that runs now hooks only count the gradients of groups, all but the last ones."""
         task = torch._C._current_graph_task_id()
         for group in self._groups:
@@ -181,7 +167,7 @@ class SmallGroups:
         """Whether the parameter's exchange is one of a group that has been started in this backward."""
         return bool(self._started) and self._group_of.get(entry) in self._started
 
-    def take(self, run: StartedRun, entry: SyncedParameter, divisor: int) -> bool:
+    def take(self, run: BackwardRun, entry: SyncedParameter, divisor: int) -> bool:
         """The gradient of `entry` is complete. True: its group starts it, or it has to wait for the end of backward.
 
         It has, too, where the group cannot start. Nobody would be told if a gradient came for it in the meantime.
@@ -195,7 +181,7 @@ class SmallGroups:
             self._start(run, group, divisor)
         return True
 
-    def take_rest(self, run: StartedRun, divisor: int) -> None:
+    def take_rest(self, run: BackwardRun, divisor: int) -> None:
         """Backward is over: starts the groups whose gradients are all there. The others are started one by one."""
         for group in self._groups:
             if group not in self._started and run.ready_ns.keys() >= set(group.entries):
@@ -207,7 +193,7 @@ class SmallGroups:
             return self._alone
         return [entry for entry in entries if not self.has_started(entry)]
 
-    def _start(self, run: StartedRun, group: SmallGroup, divisor: int) -> None:
+    def _start(self, run: BackwardRun, group: SmallGroup, divisor: int) -> None:
         assert self._client is not None
         assert self._transfer is not None
         if group.start(self._client, divisor, self._transfer.weight.scale()):

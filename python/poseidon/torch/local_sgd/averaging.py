@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +16,6 @@ from poseidon.adapter.layer_rules import LayerWishes
 from poseidon.adapter.layer_table import LayerTable
 from poseidon.errors import InvalidArgument, Mismatch
 from poseidon.torch.exchange.weights import Weight
-from poseidon.torch.local_sgd.outer import OuterNesterov
 from poseidon.torch.model.collect import facts_of
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.rules import UPDATED_DTYPES, algorithm_of, refuse_overlaps
@@ -23,6 +23,33 @@ from poseidon.torch.optimizer.server_update import ServerUpdate
 from poseidon.torch.optimizer.succession import Tenure
 from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.memory import borrowed, exchangeable, flat_view
+
+
+@dataclass(frozen=True)
+class OuterNesterov:
+    """SGD with Nesterov momentum on the servers, for `LocalSGD(outer=...)` (DiLoCo, Douillard et al. 2023, §2).
+
+    Its gradient is the *pseudo-gradient*: the global parameters of the last averaging minus the worker's parameters,
+    averaged over the workers. The defaults are those of the paper. `momentum=0` is plain SGD: with `lr=1` its result is
+    the mean of the workers' parameters, up to rounding. Raises InvalidArgument for values outside their ranges.
+    """
+
+    lr: float = 0.7
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 < self.lr < float("inf"):
+            raise InvalidArgument(f"the outer lr is {self.lr}: it must be a number above 0")
+        if not 0 <= self.momentum < 1:
+            raise InvalidArgument(f"the outer momentum is {self.momentum}: it must be from 0 to less than 1")
+
+    def optimizer(self, params: Iterable[torch.Tensor]) -> torch.optim.SGD:
+        """The optimizer of torch with the same arithmetic."""
+        return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum, nesterov=self.momentum > 0)
+
+
+PLAIN_MEAN = OuterNesterov(lr=1.0, momentum=0.0)
+"""The mean of the workers' parameters, made of pseudo-gradients, which lose less than parameters when rounded."""
 
 
 class Averaging:

@@ -19,9 +19,8 @@ from poseidon.adapter.replica_check import replica_check
 from poseidon.adapter.stats import latest_synchronization
 from poseidon.errors import InvalidArgument, Mismatch, PoseidonError
 from poseidon.torch.exchange.weights import Weight
-from poseidon.torch.local_sgd.averaging import Averaging, MeanOfParameters, OuterUpdate
+from poseidon.torch.local_sgd.averaging import PLAIN_MEAN, Averaging, MeanOfParameters, OuterNesterov, OuterUpdate
 from poseidon.torch.local_sgd.fragments import Fragments, Streaming
-from poseidon.torch.local_sgd.outer import PLAIN_MEAN, OuterNesterov
 from poseidon.torch.model.collect import collect_parameters
 from poseidon.torch.model.description import describe
 from poseidon.torch.model.parameters import SyncedParameter

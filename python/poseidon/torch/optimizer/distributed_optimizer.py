@@ -24,8 +24,7 @@ from poseidon.torch.optimizer.rules import algorithm_of, check_aggregator, check
 from poseidon.torch.optimizer.server_update import ServerUpdate
 from poseidon.torch.optimizer.succession import Tenure, enter, succeed
 from poseidon.torch.optimizer.undo import UpdateUndo
-from poseidon.torch.optimizer.whole_step import WholeStep
-from poseidon.torch.optimizer.worker_update import WorkerUpdate
+from poseidon.torch.optimizer.worker_update import WholeStep, WorkerUpdate
 from poseidon.torch.optimizer.wrapper import STATE_HOOKS, STEP_HOOKS, OptimizerWrapper, described, loss_of
 from poseidon.torch.tensors.memory import held_bytes
 

@@ -22,8 +22,7 @@ from poseidon.restore import restore
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.rereads import Rereads
 from poseidon.torch.model.stored_parameter import StoredParameter, hold_other_values
-from poseidon.torch.optimizer.members import GroupMembers
-from poseidon.torch.optimizer.rules import Algorithm
+from poseidon.torch.optimizer.rules import Algorithm, GroupMembers
 from poseidon.torch.optimizer.succession import Tenure
 from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.memory import borrowed, exchangeable, flat_view, same_bits

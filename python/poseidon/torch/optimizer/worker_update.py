@@ -1,13 +1,14 @@
-"""Updates on the worker, layer by layer: each parameter is updated when its gradient has arrived.
+"""Updates on the worker: layer by layer, as gradients arrive, or all at once.
 
 `WorkerUpdate` is one optimizer's part of a model's `Synchronizer`. step() only notes what has to be done with the
 gradients that are in flight. The next use of a parameter, as a rule the next forward pass, first waits for its gradient
-and updates it.
+and updates it. `WholeStep` is for optimizers that are not known to update each parameter on its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -17,9 +18,10 @@ from poseidon.torch.exchange.pending_exchange import PendingExchange
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.clipping import Clipping, StepClipping
-from poseidon.torch.optimizer.partial_step import PartialStep
+from poseidon.torch.optimizer.partial_step import PartialStep, whole_step
 from poseidon.torch.optimizer.succession import Tenure
 from poseidon.torch.optimizer.undo import UpdateUndo
+from poseidon.torch.optimizer.wrapper import loss_of
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import raw_grad
 
@@ -158,3 +160,41 @@ class WorkerUpdate:
     def synchronize(self) -> None:
         """Waits until all gradients, and after step() all updates, are in place."""
         self._settle(self.entries)
+
+
+class WholeStep:
+    """The updates of one optimizer that may need all gradients: its whole step(), once they are there.
+
+    Such optimizers may skip a step, look at all gradients, keep what they have counted, call their closure twice, or
+    communicate. All that is as without Poseidon's optimizer: the end of backward waits for the exchange. Used from the
+    thread that trains.
+    """
+
+    exclusive = False
+
+    def __init__(self, optimizer: Optimizer, clipping: Clipping | None, tenure: Tenure) -> None:
+        self.tenure = tenure
+        self.entries: list[SyncedParameter] = []
+        self._optimizer = optimizer
+        self._clipping = clipping
+
+    def take(self, entries: Sequence[SyncedParameter]) -> None:
+        """InvalidArgument for a parameter that it cannot clip."""
+        self.tenure.note_sparse(entries)
+        self.entries += entries
+
+    def end(self, kept: Collection[SyncedParameter]) -> None:
+        """See `Update`."""
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """The optimizer's step(), with what it returns."""
+        if self._clipping is None:
+            return whole_step(self._optimizer, *(() if closure is None else (closure,)))
+        loss = loss_of(closure)  # gradients can be clipped only once they are there
+        with torch.no_grad():
+            clipping = self._clipping.begin_step(self._optimizer.param_groups)
+            if clipping is not None:
+                params = [param for group in self._optimizer.param_groups for param in group["params"]]
+                clipping.clip([param for param in params if param.grad is not None])
+        whole_step(self._optimizer)
+        return loss

@@ -23,11 +23,11 @@ from poseidon.adapter.replica_check import replica_check
 from poseidon.adapter.run_record import RunRecorder, recorder_of
 from poseidon.adapter.stats import Recorder
 from poseidon.errors import InvalidArgument, Mismatch
-from poseidon.torch.exchange.backward_run import BackwardRun
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.mover import make_transfer
 from poseidon.torch.exchange.powersgd_hook import SCHEME as POWERSGD
 from poseidon.torch.exchange.powersgd_hook import PowerSGDHook, is_open
+from poseidon.torch.exchange.runs import BackwardRun
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.exchange.weights import Weight
 from poseidon.torch.model.changes import ChangeWatch
