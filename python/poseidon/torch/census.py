@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
 from poseidon.options import resolve
 from poseidon.torch.model.collect import collect_parameters
@@ -37,9 +36,8 @@ class Census:
         self._names: dict[SyncedParameter, str] = {}
         known: set[nn.Parameter] = set()
         for prefix, model in models.items():
-            wrapped = model.module if isinstance(model, TorchDistributedDataParallel) else model
-            ignored = getattr(wrapped, "_ddp_params_and_buffers_to_ignore", ())
-            for entry in collect_parameters(wrapped, None, None, settings, ignored):
+            ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
+            for entry in collect_parameters(model, None, None, settings, ignored):
                 if entry.param not in known:
                     known.add(entry.param)
                     self._names[entry] = prefix + entry.name

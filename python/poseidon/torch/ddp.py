@@ -93,13 +93,13 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         torch_arguments.check_unknown(newer)
         torch_arguments.check_mixed_precision(mixed_precision)
         torch_arguments.check_delayed(delay_all_reduce_named_params, param_to_hook_all_reduce)
-        sends = torch_arguments.buffer_sync(broadcast_buffers, forward_sync_buffers)
+        in_forward, at_start = torch_arguments.buffer_sync(broadcast_buffers, forward_sync_buffers)
         self.process_group: Any = torch_arguments.choose_process_group(process_group, device_mesh)
         self.device_mesh = device_mesh
         here = context_of(self.process_group)
         self.module = module
         self.dim = dim
-        self.forward_sync_buffers = sends.in_forward
+        self.forward_sync_buffers = in_forward
         self.find_unused_parameters = find_unused_parameters
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.skip_all_reduce_unused_params = skip_all_reduce_unused_params
@@ -132,7 +132,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         if self.process_group is None:
             self.process_group = default_group()
         if here.client is not None and not here.recovers:
-            self._trained.connect(init_sync, sends.at_start)
+            self._trained.connect(init_sync, at_start)
 
     def _join_job(self) -> TrainedModel:
         return TrainedModel(
@@ -413,12 +413,6 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         elif is_powersgd(hook) and self._fits_scheme(state):
             self.trained_model().compress_by(PowerSGDHook(state))
         elif not is_all_reduce(hook) or (default_group() is not None and not self._is_own_group(state)):
-            self.trained_model().check_hook(hook.__qualname__)
-            if default_group() is None:
-                raise InvalidArgument(
-                    f"{hook.__qualname__} communicates over torch.distributed, which does not run: call "
-                    "init_process_group(), or leave the hook out, since Poseidon exchanges gradients itself"
-                )
             self.trained_model().exchange_by(HookedTransfer(state, hook, self.bucket_bytes_cap), hook.__qualname__)
         if self.synchronizer is None and hook.__qualname__.startswith("_hook_then_optimizer"):
             raise InvalidArgument(

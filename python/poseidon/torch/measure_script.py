@@ -186,14 +186,18 @@ def _count(watched: Watched, given: torch.Tensor, output: torch.Tensor) -> None:
 
 
 def _models(roots: list[nn.Module], trained: set[nn.Parameter]) -> dict[str, nn.Module]:
-    """The models that an optimizer trains, by the prefix of their parameters' names. Parts of others are none."""
+    """The models that an optimizer trains, by the prefix of their parameters' names. Parts of others are none.
+
+    Of a wrapper it is the module, by which training names parameters.
+    """
     unknown = trained.difference(*(root.parameters() for root in roots))
     if unknown:  # of models that are used by their parts only
         everywhere = [one for one in gc.get_objects() if issubclass(type(one), nn.Module)]  # isinstance would ask it
         roots = [*roots, *(one for one in everywhere if not unknown.isdisjoint(one.parameters()))]
     parts = {id(part) for root in roots for part in root.modules() if part is not root}
     found = [root for root in roots if id(root) not in parts and not trained.isdisjoint(root.parameters())]
-    return {"" if number == 1 else f"{number}.": root for number, root in enumerate(found, 1)}
+    inner = [root.module if isinstance(root, TorchDistributedDataParallel) else root for root in found]
+    return {"" if number == 1 else f"{number}.": module for number, module in enumerate(inner, 1)}
 
 
 def _layers(seen: Pass, census: Census, models: dict[str, nn.Module]) -> Iterator[dict[str, Any]]:
@@ -203,7 +207,7 @@ def _layers(seen: Pass, census: Census, models: dict[str, nn.Module]) -> Iterato
     by_parameter = {entry.param: entry for entry in places}
     modules: dict[int, tuple[str, nn.Module]] = {}
     for prefix, model in models.items():
-        for name, module in _inner(model).named_modules():
+        for name, module in model.named_modules():
             if _own_parameters(module):
                 modules[id(module)] = (prefix + (name or type(module).__name__.lower()), module)
     order = _forward_order(list(modules), list(seen.modules))
@@ -240,11 +244,6 @@ def _forward_order(registered: list[int], ran: list[int]) -> list[int]:
         if key not in order:
             order.insert(order.index(registered[index - 1]) + 1 if index else 0, key)
     return order
-
-
-def _inner(model: nn.Module) -> nn.Module:
-    """A wrapper's module, by which training names parameters."""
-    return model.module if isinstance(model, TorchDistributedDataParallel) else model
 
 
 def _kind_of(module: nn.Module) -> str:

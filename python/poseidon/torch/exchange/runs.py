@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -72,20 +71,6 @@ class BackwardRun:
             f". With compiled autograd it has to reach every parameter, and {len(missing)} were left out, "
             f"{missing[0]} first: freeze them, or set torch._dynamo.config.compiled_autograd to False"
         )
-
-
-class Failable(Protocol):
-    """What is told of backward passes that have failed."""
-
-    def backward_failed(self, run: BackwardRun) -> None:
-        """It has raised in the middle of `run`."""
-
-
-def tell_dropped(target: weakref.ref[Failable], run: weakref.ref[BackwardRun]) -> None:
-    """Autograd has dropped what `run` waits for: its backward pass has failed."""
-    told, failed = target(), run()
-    if told is not None and failed is not None:
-        told.backward_failed(failed)
 
 
 class Runs:

@@ -32,7 +32,7 @@ from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.flights import Flights
 from poseidon.torch.exchange.model_layers import ModelLayers
 from poseidon.torch.exchange.pending_exchange import PendingExchange, start_absent, start_exchange
-from poseidon.torch.exchange.runs import BackwardRun, Runs, tell_dropped
+from poseidon.torch.exchange.runs import BackwardRun, Runs
 from poseidon.torch.exchange.transfer import Transfer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.passes import Mode, Passes
@@ -190,7 +190,7 @@ class Synchronizer:
             self._groups.count(run)
         end = BackwardEnd(partial(self.end_backward, run), self.passes.began_in, self.passes.note_nested)
         # Autograd drops the callback unrun when backward fails.
-        run.dropped = weakref.finalize(end, tell_dropped, weakref.ref(self), weakref.ref(run))
+        run.dropped = weakref.finalize(end, _tell_dropped, weakref.ref(self), weakref.ref(run))
         end.await_end()
         return run
 
@@ -341,6 +341,13 @@ class Synchronizer:
         for entry in self.entries:
             start_absent(self._transfer, entry, self.divisor)
         self._transfer.wait([entry.layer for entry in self.entries])
+
+
+def _tell_dropped(target: weakref.ref[Synchronizer], run: weakref.ref[BackwardRun]) -> None:
+    """Autograd has dropped what `run` waits for: its backward pass has failed."""
+    told, failed = target(), run()
+    if told is not None and failed is not None:
+        told.backward_failed(failed)
 
 
 def stale(entry: SyncedParameter) -> PoseidonError:

@@ -75,7 +75,7 @@ def prehook(target: Reached) -> Callable[[Any], None]:
         if here is None:
             return
         if compiler is None or compiler() is not None:
-            _uncompiled_before(here, arrived)
+            _uncompiled(here.before_accumulation, arrived)
         else:
             here.before_accumulation(arrived)
 
@@ -92,7 +92,7 @@ def posthook(target: Reached) -> Callable[[Any, Any], None]:
         if here is None:
             return
         if compiler is None or compiler() is not None:
-            _uncompiled_after(here, arrived)
+            _uncompiled(here.after_accumulation, arrived)
             return
         arrivals = here.arrivals
         awaited = arrivals.awaited
@@ -116,13 +116,8 @@ def has_others(handle: Any) -> bool:
 
 
 @torch._disable_dynamo
-def _uncompiled_before(target: Reached, arrived: Any) -> None:
-    target.before_accumulation(arrived)
-
-
-@torch._disable_dynamo
-def _uncompiled_after(target: Reached, arrived: Any) -> None:
-    target.after_accumulation(arrived)
+def _uncompiled(hear: Callable[[Any], None], arrived: Any) -> None:
+    hear(arrived)
 
 
 @functools.cache

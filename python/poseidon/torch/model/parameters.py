@@ -12,7 +12,7 @@ from torch import nn
 
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
-from poseidon.errors import InvalidArgument
+from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.schemes import converts, takes_factors, workers_multiply
 from poseidon.torch.model.collector import collector_paused
 from poseidon.torch.model.factors import NO_FACTORS, Factors, hand_over_factors, keep_factors
@@ -22,7 +22,7 @@ from poseidon.torch.model.passes import Mode
 from poseidon.torch.model.stored_parameter import StoredParameter
 from poseidon.torch.tensors.ownership import is_allocated, is_shared
 from poseidon.torch.tensors.pending_gradient import GradientGone, PendingGradient
-from poseidon.torch.tensors.watched import raw_grad
+from poseidon.torch.tensors.watched import raw_grad, unwatch, watch
 
 _DENSE_EXCHANGES = 16
 
@@ -45,16 +45,6 @@ class BackwardListener(Protocol):
 
     def after_accumulation(self, entry: SyncedParameter) -> None:
         """`.grad` holds the dense contributions, `entry.factors` the others."""
-
-
-class UpdateListener(Protocol):
-    """The object that is told when servers begin to update a parameter."""
-
-    apart: bool
-    """Whether the update is received beside the parameter, and copied when backward is over."""
-
-    def watch(self, entry: SyncedParameter) -> None:
-        """The update of this parameter has begun."""
 
 
 class SyncedParameter(SyncedLayer):
@@ -85,7 +75,7 @@ class SyncedParameter(SyncedLayer):
         self.factors = NO_FACTORS  # what of the gradient waits to be sent as such
         self.arrived: torch.Tensor | None = None  # what autograd is just putting into, or adding to, `.grad`
         self.stored: StoredParameter | None = None  # where servers hold and update the parameter
-        self.rereads: UpdateListener | None = None  # what is told of such updates
+        self.rereads: Rereads | None = None  # what is told of such updates
         self.arrivals = NO_ARRIVALS  # of its group
         self._allocated_at = param.data_ptr() if is_allocated(param) else None
         self._linears = linears  # the modules that may hand over factors; empty where the gradient is always dense
@@ -355,6 +345,68 @@ class SyncedParameter(SyncedLayer):
         else:
             self.factors = NO_FACTORS
         self._placeholder = None
+
+
+class Rereads:
+    """Parameters that are read in the backward pass in which the servers update them.
+
+    Recomputation (`torch.utils.checkpoint`) repeats a part of the forward pass, and must see the values of then. As a
+    rule it reads parameters that get their gradients later. But a block may read the weight of a later layer without a
+    gradient for it (`weight.detach()`), whose update has then come.
+
+    It is the watcher of one optimizer's parameters from the start of each one's update to the end of the backward pass.
+
+    `apart`: updates are received beside the parameters, and copied when backward is over. So it is in the first
+    backward pass, and in all others if some parameter was read there. In a model that does not do so the parameters'
+    own memory receives, without a copy.
+    """
+
+    def __init__(self) -> None:
+        self.apart = True
+        self._seen = False
+        self._watched: list[SyncedParameter] = []
+
+    def watch(self, entry: SyncedParameter) -> None:
+        """The update of this parameter has begun."""
+        self._watched.append(entry)
+        watch(entry.param, self, entry)
+
+    def end(self) -> None:
+        """The backward pass is over, and all updates are in place."""
+        for entry in self._watched:
+            unwatch(entry.param)
+        self._watched.clear()
+        self.apart = self._seen
+
+    # As a `Watcher`.
+
+    def used(self, entries: Sequence[SyncedParameter]) -> None:
+        """Their values are needed now."""
+        for entry in entries:
+            unwatch(entry.param)
+        if torch._C._current_graph_task_id() == -1:  # after a backward that has failed
+            return
+        self._seen = True
+        if not self.apart:
+            raise PoseidonError(
+                f"parameter {entries[0].name} was read in a backward pass, by a recomputation or a hook, after the "
+                "servers had updated it, and the first backward pass did not do so: read it with its gradient, or pass "
+                "update='worker' to DistributedOptimizer"
+            )
+
+    def taken(self, entry: SyncedParameter) -> None:
+        """Someone has taken the parameter out of its module."""
+        self._seen = self._seen or torch._C._current_graph_task_id() != -1
+
+    def release(self, entry: SyncedParameter) -> None:
+        """Nobody else has it watched."""
+        unwatch(entry.param)
+
+    def gradient_wanted(self, entry: SyncedParameter) -> None:
+        """`.grad` is about to be read, which needs no care."""
+
+    def gradient_replaced(self, entry: SyncedParameter) -> None:
+        """`.grad` has been set, which needs no care."""
 
 
 @collector_paused()

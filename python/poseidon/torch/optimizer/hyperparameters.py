@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-_OTHERS = ("params", "param_names")
+from poseidon.torch.optimizer.wrapper import NO_HYPERPARAMETERS
+
 _LARGEST = 64  # elements of a tensor that is looked at
 
 
@@ -41,10 +42,10 @@ class ComparedHyperparameters:
         groups = self._optimizer.param_groups
         del self._known[len(groups) :]
         for number, group in enumerate(groups):
-            values = tuple(value for key, value in group.items() if key not in _OTHERS)
+            values = tuple(value for key, value in group.items() if key not in NO_HYPERPARAMETERS)
             if number < len(self._known) and _same(self._known[number][0], values):
                 continue
-            texts = [(key, _text(group[key])) for key in sorted(group, key=str) if key not in _OTHERS]
+            texts = [(key, _text(group[key])) for key in sorted(group, key=str) if key not in NO_HYPERPARAMETERS]
             entry = (values, texts, hashlib.blake2b(repr(texts).encode(), digest_size=8).digest())
             self._known[number : number + 1] = [entry]
         self._sent = (self._loads, self._steps)

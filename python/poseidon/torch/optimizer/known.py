@@ -14,36 +14,34 @@ from poseidon.errors import InvalidArgument
 INSTEAD = "use the optimizer itself with the model, without DistributedOptimizer"
 
 # Exact classes: a subclass may do anything in addition. Some are not in every version of torch.
-_PER_PARAMETER = {
-    f"{kind.__module__}.{kind.__qualname__}"
-    for kind in (
-        getattr(torch.optim, name, None)
-        for name in [
-            "SGD",
-            "Adam",
-            "AdamW",
-            "Adamax",
-            "NAdam",
-            "RAdam",
-            "RMSprop",
-            "Rprop",
-            "SparseAdam",
-            "Adagrad",
-            "Adadelta",
-            "ASGD",
-            "Adafactor",
-            "Muon",
-        ]
-    )
-    if kind is not None
-} | {
-    # Of other libraries: those whose source was read (timm 1.0.31, transformers 5).
-    "timm.optim.adamp.AdamP",
-    "timm.optim.lion.Lion",
-    "timm.optim.nvnovograd.NvNovoGrad",
-    "timm.optim.rmsprop_tf.RMSpropTF",
-    "transformers.optimization.Adafactor",
-}
+_OF_TORCH = frozenset(
+    {
+        "SGD",
+        "Adam",
+        "AdamW",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Rprop",
+        "SparseAdam",
+        "Adagrad",
+        "Adadelta",
+        "ASGD",
+        "Adafactor",
+        "Muon",
+    }
+)
+# Of other libraries: those whose source was read (timm 1.0.31, transformers 5).
+_OF_OTHERS = frozenset(
+    {
+        "timm.optim.adamp.AdamP",
+        "timm.optim.lion.Lion",
+        "timm.optim.nvnovograd.NvNovoGrad",
+        "timm.optim.rmsprop_tf.RMSpropTF",
+        "transformers.optimization.Adafactor",
+    }
+)
 
 
 def updates_per_parameter(optimizer: Optimizer, said: bool) -> bool:
@@ -66,9 +64,10 @@ def updates_per_parameter(optimizer: Optimizer, said: bool) -> bool:
 
 
 def is_known(optimizer: Optimizer) -> bool:
-    """Whether it is of a class in the list, with that class's step()."""
+    """Whether it is of a class in these lists, with that class's step()."""
     kind = type(optimizer)
-    return f"{kind.__module__}.{kind.__qualname__}" in _PER_PARAMETER and has_own_step(optimizer)
+    is_torchs = kind.__name__ in _OF_TORCH and kind is getattr(torch.optim, kind.__name__, None)
+    return (is_torchs or f"{kind.__module__}.{kind.__qualname__}" in _OF_OTHERS) and has_own_step(optimizer)
 
 
 def has_own_step(optimizer: Optimizer) -> bool:

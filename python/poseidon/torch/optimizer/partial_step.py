@@ -12,48 +12,40 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from poseidon.errors import PoseidonError
 from poseidon.torch.optimizer.known import INSTEAD
+from poseidon.torch.optimizer.wrapper import NO_HYPERPARAMETERS, STEP_HOOKS
 
 Hyperparameters = list[dict[str, Any]]
 """What each parameter group says beside its parameters."""
 
-_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _HOOKS_OF_ALL: tuple[dict[int, Any], ...] = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)
-_NOT_HYPERPARAMETERS = ("params", "param_names")
 
 
-class PartialStep:
-    """The step() of one optimizer, for all or some of its parameters."""
+def hyperparameters_of(optimizer: Optimizer) -> Hyperparameters:
+    """Those of all groups as they are now; later changes, also of tensors, have no effect on them."""
+    return [
+        {key: _snapshot(value) for key, value in group.items() if key not in NO_HYPERPARAMETERS}
+        for group in optimizer.param_groups
+    ]
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
 
-    def hyperparameters(self) -> Hyperparameters:
-        """Those of all groups as they are now; later changes, also of tensors, have no effect on them."""
-        return [
-            {key: _snapshot(value) for key, value in group.items() if key not in _NOT_HYPERPARAMETERS}
-            for group in self._optimizer.param_groups
-        ]
-
-    def run_all(self) -> None:
-        """The whole step, without the hooks."""
-        _plain_step(self._optimizer)
-
-    def run(self, hyperparameters: Hyperparameters, params: Sequence[Sequence[torch.Tensor]]) -> None:
-        """The step of `params` (those of each group), which have gradients."""
-        groups = [{**values, "params": list(chosen)} for values, chosen in zip(hyperparameters, params, strict=True)]
-        before = self._optimizer.param_groups
-        self._optimizer.param_groups = groups
-        try:
-            _plain_step(self._optimizer)
-        finally:
-            self._optimizer.param_groups = before
-        for values, group in zip(hyperparameters, groups, strict=True):
-            changed = [key for key in group if key != "params" and values.get(key) is not group[key]]
-            if changed:
-                raise PoseidonError(
-                    f"{type(self._optimizer).__name__} keeps {', '.join(changed)} of its parameter groups from step to "
-                    f"step, which cannot be done layer by layer: {INSTEAD}"
-                )
+def partial_step(
+    optimizer: Optimizer, hyperparameters: Hyperparameters, params: Sequence[Sequence[torch.Tensor]]
+) -> None:
+    """The step of `params` (those of each group), which have gradients, without the optimizer's hooks."""
+    groups = [{**values, "params": list(chosen)} for values, chosen in zip(hyperparameters, params, strict=True)]
+    before = optimizer.param_groups
+    optimizer.param_groups = groups
+    try:
+        plain_step(optimizer)
+    finally:
+        optimizer.param_groups = before
+    for values, group in zip(hyperparameters, groups, strict=True):
+        changed = [key for key in group if key != "params" and values.get(key) is not group[key]]
+        if changed:
+            raise PoseidonError(
+                f"{type(optimizer).__name__} keeps {', '.join(changed)} of its parameter groups from step to step, "
+                f"which cannot be done layer by layer: {INSTEAD}"
+            )
 
 
 def _snapshot(value: Any) -> Any:
@@ -62,7 +54,7 @@ def _snapshot(value: Any) -> Any:
     return tuple(map(_snapshot, value)) if isinstance(value, tuple) else value
 
 
-def _plain_step(optimizer: Optimizer) -> None:
+def plain_step(optimizer: Optimizer) -> None:
     """The class's step() without the optimizer's hooks, also where it calls the step() of its parent class."""
     with without_hooks(optimizer), torch.no_grad():
         _unhooked(type(optimizer).step)(optimizer)
@@ -90,7 +82,7 @@ def without_hooks(optimizer: Optimizer) -> Iterator[None]:
     of_all = [(hooks, dict(hooks)) for hooks in _HOOKS_OF_ALL if hooks]
     for registered, _ in of_all:
         registered.clear()
-    hooks = {name: getattr(optimizer, name) for name in _HOOKS if getattr(optimizer, name)}
+    hooks = {name: getattr(optimizer, name) for name in STEP_HOOKS if getattr(optimizer, name)}
     for name in hooks:
         setattr(optimizer, name, {})
     try:

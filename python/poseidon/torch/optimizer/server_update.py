@@ -19,8 +19,7 @@ from poseidon.adapter.control import Control
 from poseidon.adapter.features import Features
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.restore import restore
-from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.model.rereads import Rereads
+from poseidon.torch.model.parameters import Rereads, SyncedParameter
 from poseidon.torch.model.stored_parameter import StoredParameter, hold_other_values
 from poseidon.torch.optimizer.rules import Algorithm, GroupMembers
 from poseidon.torch.optimizer.succession import Tenure

@@ -18,7 +18,7 @@ from poseidon.torch.exchange.pending_exchange import PendingExchange
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.clipping import Clipping, StepClipping
-from poseidon.torch.optimizer.partial_step import PartialStep, whole_step
+from poseidon.torch.optimizer.partial_step import hyperparameters_of, partial_step, plain_step, whole_step
 from poseidon.torch.optimizer.succession import Tenure
 from poseidon.torch.optimizer.undo import UpdateUndo
 from poseidon.torch.optimizer.wrapper import loss_of
@@ -34,8 +34,8 @@ class PendingStep:
     ) -> None:
         self.attempt = attempt  # of `Recovery`, in which step() was called
         self._undo = undo
-        self._stepper = PartialStep(optimizer)
-        self._hyperparameters = self._stepper.hyperparameters()
+        self._optimizer = optimizer
+        self._hyperparameters = hyperparameters_of(optimizer)
         self._clipping = clipping
         self._places = {
             param: (number, index)
@@ -55,7 +55,7 @@ class PendingStep:
         groups: list[list[torch.Tensor]] = [[] for _ in self._hyperparameters]
         for param in chosen:
             groups[self._places[param][0]].append(param)
-        self._stepper.run(self._hyperparameters, groups)
+        partial_step(self._optimizer, self._hyperparameters, groups)
 
     def apply(self, exchanges: Sequence[PendingExchange]) -> None:
         """Updates the parameters whose exchanges have landed."""
@@ -116,7 +116,7 @@ class WorkerUpdate:
         members = dict.fromkeys(param for group in self._optimizer.param_groups for param in group["params"])
         due = [pending for entry, pending in self._in_flight().items() if entry.param in members and pending.kept]
         if not due and clipping is None and self.undo is None:
-            PartialStep(self._optimizer).run_all()
+            plain_step(self._optimizer)
             return
         attempt = 0 if self._sync is None else self._sync.layers.attempt
         step = PendingStep(self._optimizer, clipping, attempt, self.undo)

@@ -10,6 +10,9 @@ import torch
 from torch.optim import Optimizer
 
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+NO_HYPERPARAMETERS = ("params", "param_names")
+"""What a parameter group says beside its hyperparameters."""
+
 STATE_HOOKS = (
     "_optimizer_state_dict_pre_hooks",
     "_optimizer_state_dict_post_hooks",
@@ -55,6 +58,6 @@ def described(optimizer: Optimizer, names: Sequence[Sequence[str]]) -> str:
     """A text about what must be the same on all ranks; `names` has those of each group's parameters."""
     lines = [type(optimizer).__name__]
     for group_names, group in zip(names, optimizer.param_groups, strict=True):
-        options = {key: value for key, value in sorted(group.items()) if key not in ("params", "param_names")}
+        options = {key: value for key, value in sorted(group.items()) if key not in NO_HYPERPARAMETERS}
         lines.append(f"{options} for {', '.join(group_names)}")
     return "\n".join(lines)

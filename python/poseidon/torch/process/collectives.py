@@ -70,19 +70,14 @@ def all_reduce(value: Value, op: str = "sum") -> Any:
     be int on one rank and float on another. Raises InvalidArgument if there is no such result, such as the mean of a
     tensor of whole numbers.
     """
-    result = _reduce("all_reduce", value, op, "")
-    if not isinstance(value, torch.Tensor):
-        return result
-    return _overwrite(value, result)
+    return _overwritten(value, _reduce("all_reduce", value, op, ""))
 
 
 def reduce(value: Value, root: int = 0, op: str = "sum") -> Any:
     """The same as `all_reduce`, but only for rank `root`. The others' tensors stay as they are, and they get None."""
     _check_root(root)
     result = _reduce("reduce", value, op, f" to rank {root}")
-    if own_rank() != root:
-        return None
-    return _overwrite(value, result) if isinstance(value, torch.Tensor) else result
+    return _overwritten(value, result) if own_rank() == root else None
 
 
 def all_gather(value: Value) -> list[Any]:
@@ -156,10 +151,12 @@ def _check_same(control: Control | None, call: str) -> None:
         )
 
 
-def _overwrite(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+def _overwritten(value: Value, result: Any) -> Any:
+    """The tensor with this result in it, or the number that is the result."""
+    if not isinstance(value, torch.Tensor):
+        return result
     with torch.no_grad():
-        tensor.copy_(result)
-    return tensor
+        return value.copy_(result)
 
 
 def _reduce(caller: str, value: Any, op: str, where: str) -> Any:

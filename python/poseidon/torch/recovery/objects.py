@@ -17,7 +17,7 @@ from poseidon.errors import InvalidArgument, Mismatch
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
-from poseidon.torch.optimizer.partial_step import Hyperparameters, PartialStep
+from poseidon.torch.optimizer.partial_step import Hyperparameters, hyperparameters_of
 from poseidon.torch.optimizer.undo import TensorCopies, UpdateUndo
 from poseidon.torch.recovery.lossy_layers import LossyLayers, synchronizers_of
 from poseidon.torch.recovery.random_streams import StreamStates, seed_streams
@@ -311,7 +311,7 @@ class _Beginning:
             undo = self._updates.setdefault(optimizer, UpdateUndo(optimizer))
             undo.confirm()
             undo.save(_parameters_of([optimizer]), step)
-        self._hyperparameters = [PartialStep(optimizer).hyperparameters() for optimizer in state.optimizers]
+        self._hyperparameters = [hyperparameters_of(optimizer) for optimizer in state.optimizers]
         self._small = [copy.deepcopy(one.state_dict()) for one in state.small_objects()]
         self._streams = state.streams()
 

@@ -18,13 +18,6 @@ DTYPE_NAMES = {
 }
 """Dtypes of parameters that can be exchanged, and the core's names for them."""
 
-_ALIGNMENT_BYTES = 16
-
-
-def align(size_bytes: int) -> int:
-    """`size_bytes` rounded up so that any dtype may follow."""
-    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
 
 def byte_view(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's elements, in the order of its indices, as a 1-D uint8 tensor: a view of its memory or a copy."""

@@ -6,7 +6,6 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,16 +33,11 @@ def in_torchs_order(init: Callable[..., None]) -> Callable[..., None]:
     return take
 
 
-@dataclass(frozen=True)
-class BufferSync:
-    """When rank 0's buffers reach all ranks."""
+def buffer_sync(broadcast_buffers: bool | None, forward_sync_buffers: bool | None) -> tuple[bool, bool]:
+    """Whether rank 0's buffers reach all ranks in forward passes, and at the start.
 
-    in_forward: bool
-    at_start: bool
-
-
-def buffer_sync(broadcast_buffers: bool | None, forward_sync_buffers: bool | None) -> BufferSync:
-    """As torch's class reads its two arguments. Warns where that class does, from torch 2.13 on."""
+    As torch's class reads its two arguments. Warns where that class does, from torch 2.13 on.
+    """
     if broadcast_buffers is not None and "forward_sync_buffers" in _PARAMETERS:
         text = (
             "broadcast_buffers is deprecated by torch: use forward_sync_buffers, which leaves the start's sync as it is"
@@ -52,9 +46,9 @@ def buffer_sync(broadcast_buffers: bool | None, forward_sync_buffers: bool | Non
             text = "broadcast_buffers is ignored, since forward_sync_buffers is given"
         warnings.warn(text, FutureWarning, stacklevel=4)
     if forward_sync_buffers is not None:
-        return BufferSync(forward_sync_buffers, True)
+        return forward_sync_buffers, True
     sends = broadcast_buffers is None or bool(broadcast_buffers)
-    return BufferSync(sends, sends)
+    return sends, sends
 
 
 def check_unknown(arguments: dict[str, Any]) -> None:
@@ -101,7 +95,13 @@ def choose_process_group(process_group: Any, device_mesh: Any) -> Any:
             "Cannot specify both process_group and device_mesh arguments. Pass the one that names the ranks"
         )
     if device_mesh is None:
-        _check_group(process_group)
+        from torch.distributed import ProcessGroup
+
+        if process_group is not None and not isinstance(process_group, ProcessGroup):
+            raise InvalidArgument(
+                f"process_group is of type {type(process_group).__name__}, no group that this rank belongs to: pass "
+                "what torch.distributed.new_group() returned on one of the group's ranks, or leave it out"
+            )
         return process_group
     if not hasattr(device_mesh, "get_group"):
         raise InvalidArgument(
@@ -114,18 +114,6 @@ def choose_process_group(process_group: Any, device_mesh: Any) -> Any:
             "replicated, such as mesh['data']"
         )
     return device_mesh.get_group(mesh_dim=0)
-
-
-def _check_group(process_group: Any) -> None:
-    if process_group is None:
-        return
-    from torch.distributed import ProcessGroup
-
-    if not isinstance(process_group, ProcessGroup):
-        raise InvalidArgument(
-            f"process_group is of type {type(process_group).__name__}, no group that this rank belongs to: pass "
-            "what torch.distributed.new_group() returned on one of the group's ranks, or leave it out"
-        )
 
 
 def choose_devices(

@@ -334,21 +334,24 @@ class TrainedModel:
                 "told: call register_comm_hook before DistributedOptimizer"
             )
 
-    def check_hook(self, name: str) -> None:
-        """InvalidArgument if the model's gradients cannot go through a communication hook of torch's form."""
-        if self.sync is None:
-            return  # there is nothing to communicate
-        dense = Features(within=self.features)
-        for entry in self.entries:
-            if entry.form.is_sparse:
-                dense.add("sparse", entry.name)
-        dense.check("comm_hook", name)
-
     def exchange_by(self, hooked: HookedTransfer, name: str) -> None:
-        """From now on gradients go through a communication hook of torch's form, which is called `name`."""
+        """From now on gradients go through a communication hook of torch's form, which is called `name`.
+
+        Raises InvalidArgument if they cannot, and without torch.distributed.
+        """
+        if self.sync is not None:
+            dense = Features(within=self.features)
+            for entry in self.entries:
+                if entry.form.is_sparse:
+                    dense.add("sparse", entry.name)
+            dense.check("comm_hook", name)
+        if default_group() is None:
+            raise InvalidArgument(
+                f"{name} communicates over torch.distributed, which does not run: call init_process_group(), or leave "
+                "the hook out, since Poseidon exchanges gradients itself"
+            )
         if self.sync is None:
             return  # there is nothing to communicate
-        self.check_hook(name)
         self.features.add("comm_hook", name)
         for entry in self.entries:
             entry.capture(False)
@@ -431,28 +434,27 @@ def check_module(module: nn.Module, world_size: int) -> None:
                 f"the module must not be wrapped twice, and {where} is a {type(part).__name__} already: wrap the whole "
                 "model once, and give this wrapper the .module of the other"
             )
-        lazy = next((own for own, p in part._parameters.items() if isinstance(p, nn.UninitializedParameter)), None)
-        if lazy is not None:
-            raise InvalidArgument(
-                f"parameter {name + '.' if name else ''}{lazy} is uninitialized, as in lazy modules: run the module on "
-                "a batch before wrapping it"
-            )
-        empty = next((own for own, p in part._parameters.items() if p is not None and p.is_meta), None)
-        if empty is not None:
-            raise InvalidArgument(
-                f"parameter {name + '.' if name else ''}{empty} is on the meta device and has no values: call "
-                "module.to_empty(device=...), and initialize or load the module, before wrapping it"
-            )
+        for own, param in part._parameters.items():
+            full = f"{name}.{own}" if name else own
+            if isinstance(param, nn.UninitializedParameter):
+                raise InvalidArgument(
+                    f"parameter {full} is uninitialized, as in lazy modules: run the module on a batch before wrapping "
+                    "it"
+                )
+            if param is not None and param.is_meta:
+                raise InvalidArgument(
+                    f"parameter {full} is on the meta device and has no values: call module.to_empty(device=...), and "
+                    "initialize or load the module, before wrapping it"
+                )
+            if isinstance(param, distributed):
+                raise InvalidArgument(
+                    f"parameter {full} is a DTensor, as fully_shard (FSDP2) and tensor parallelism make them, and "
+                    "Poseidon replicates whole parameters: train this model without Poseidon"
+                )
         if isinstance(part, fully_sharded):
             raise InvalidArgument(
                 f"the module must be whole on every rank, and {where} is sharded by FullyShardedDataParallel: use one "
                 "of the two wrappers"
-            )
-        placed = next((own for own, p in part._parameters.items() if isinstance(p, distributed)), None)
-        if placed is not None:
-            raise InvalidArgument(
-                f"parameter {name + '.' if name else ''}{placed} is a DTensor, as fully_shard (FSDP2) and tensor "
-                "parallelism make them, and Poseidon replicates whole parameters: train this model without Poseidon"
             )
         if world_size > 1 and isinstance(part, nn.SyncBatchNorm) and default_group() is None:
             raise InvalidArgument(
