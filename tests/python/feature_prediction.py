@@ -21,8 +21,8 @@ from features import sorted_trainers, with_prefix, wrapper_options, wraps
 from poseidon.adapter.features import Features
 from poseidon.errors import InvalidArgument
 from poseidon.options import resolve
-from poseidon.torch.exchange.powersgd_hook import SCHEME as POWERSGD
-from poseidon.torch.exchange.powersgd_hook import is_open
+from poseidon.torch.exchange.comm_hooks import SCHEME as POWERSGD
+from poseidon.torch.exchange.comm_hooks import is_open
 from poseidon.torch.model.collect import collect_parameters
 from poseidon.torch.optimizer.arguments import features_of
 from poseidon.torch.optimizer.known import updates_per_parameter

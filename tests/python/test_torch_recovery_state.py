@@ -16,7 +16,7 @@ import poseidon.torch as poseidon
 from poseidon.adapter.snapshots import Snapshots
 from poseidon.adapter.state_text import array_kinds, decode, encode
 from poseidon.torch.optimizer.undo import TensorCopies, UpdateUndo
-from poseidon.torch.recovery.random_streams import StreamStates, seed_streams
+from poseidon.torch.recovery.objects import StreamStates, seed_streams
 from poseidon.torch.tensors.arrays import DTYPES, TENSORS
 from recovery_cases import Fault, Supervisor, train
 from test_torch_recovery import STEPS, recovered, undisturbed

@@ -17,9 +17,16 @@ from poseidon.adapter.agreement import broadcast_alike
 from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument, PoseidonError
-from poseidon.torch.exchange.comm_hooks import HookedTransfer, check_hook, is_all_reduce, wire_format_of
+from poseidon.torch.exchange.comm_hooks import (
+    MEAN,
+    SCHEME,
+    HookedTransfer,
+    PowerSGDHook,
+    check_hook,
+    unlike_scheme,
+    what_it_does,
+)
 from poseidon.torch.exchange.flights import forward_order, note_compilations
-from poseidon.torch.exchange.powersgd_hook import PowerSGDHook, is_powersgd, unlike_scheme
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.process.context import context_of
@@ -28,10 +35,9 @@ from poseidon.torch.tensors.compatibility import compiler
 from poseidon.torch.training import torch_arguments
 from poseidon.torch.training.copies import ModelCopies
 from poseidon.torch.training.insight import ModelInsight
-from poseidon.torch.training.join_hook import ModelJoinHook
 from poseidon.torch.training.reducer import Reducer, logging_data
 from poseidon.torch.training.residual_state import keep_in_state_dict
-from poseidon.torch.training.trained_model import TrainedModel
+from poseidon.torch.training.trained_model import ModelJoinHook, TrainedModel
 
 _MIB = 1 << 20
 _set_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame
@@ -407,12 +413,12 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
             raise
         if self._comm_hooks:
             raise InvalidArgument("register_comm_hook was called before, and a model has one hook: call it once")
-        wire = wire_format_of(hook)
-        if wire is not None and self._is_own_group(state):
-            self.trained_model().send_as(wire)
-        elif is_powersgd(hook) and self._fits_scheme(state):
+        does = what_it_does(hook)
+        if does in ("fp16", "bf16") and self._is_own_group(state):
+            self.trained_model().send_as(does)
+        elif does == SCHEME and self._fits_scheme(state):
             self.trained_model().compress_by(PowerSGDHook(state))
-        elif not is_all_reduce(hook) or (default_group() is not None and not self._is_own_group(state)):
+        elif does != MEAN or (default_group() is not None and not self._is_own_group(state)):
             self.trained_model().exchange_by(HookedTransfer(state, hook, self.bucket_bytes_cap), hook.__qualname__)
         if self.synchronizer is None and hook.__qualname__.startswith("_hook_then_optimizer"):
             raise InvalidArgument(
@@ -466,7 +472,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         """
         trained = self.trained_model()
         lossy = next((entry.name for entry in trained.entries if entry.asked.may_lose), None)
-        hooked = any(not is_all_reduce(hook) for hook, _ in self._comm_hooks)
+        hooked = any(what_it_does(hook) != MEAN for hook, _ in self._comm_hooks)
         if hooked or lossy is not None:
             what = f"what was not sent of {lossy}" if lossy is not None else "its communication hook"
             raise InvalidArgument(

@@ -14,8 +14,8 @@ from poseidon.adapter.layer_table import LayerTable, Residual
 from poseidon.adapter.priorities import Priorities
 from poseidon.errors import PoseidonError
 from poseidon.options import Settings
+from poseidon.torch.exchange.comm_hooks import PowerSGDHook
 from poseidon.torch.exchange.flights import Flights
-from poseidon.torch.exchange.powersgd_hook import PowerSGDHook
 from poseidon.torch.exchange.small_groups import SmallGroups
 from poseidon.torch.exchange.transfer import Transfer
 from poseidon.torch.model.parameters import BackwardListener, SyncedParameter, attach_all

@@ -21,8 +21,7 @@ from poseidon.errors import InvalidArgument, Mismatch, PoseidonError
 from poseidon.torch.exchange.weights import Weight
 from poseidon.torch.local_sgd.averaging import PLAIN_MEAN, Averaging, MeanOfParameters, OuterNesterov, OuterUpdate
 from poseidon.torch.local_sgd.fragments import Fragments, Streaming
-from poseidon.torch.model.collect import collect_parameters
-from poseidon.torch.model.description import describe
+from poseidon.torch.model.collect import collect_parameters, describe
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.replica import Replica
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer

@@ -95,13 +95,14 @@ def choose_process_group(process_group: Any, device_mesh: Any) -> Any:
             "Cannot specify both process_group and device_mesh arguments. Pass the one that names the ranks"
         )
     if device_mesh is None:
-        from torch.distributed import ProcessGroup
+        if process_group is not None:
+            from torch.distributed import ProcessGroup
 
-        if process_group is not None and not isinstance(process_group, ProcessGroup):
-            raise InvalidArgument(
-                f"process_group is of type {type(process_group).__name__}, no group that this rank belongs to: pass "
-                "what torch.distributed.new_group() returned on one of the group's ranks, or leave it out"
-            )
+            if not isinstance(process_group, ProcessGroup):
+                raise InvalidArgument(
+                    f"process_group is of type {type(process_group).__name__}, no group that this rank belongs to: "
+                    "pass what torch.distributed.new_group() returned on one of the group's ranks, or leave it out"
+                )
         return process_group
     if not hasattr(device_mesh, "get_group"):
         raise InvalidArgument(

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import nn
+from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
 from poseidon.adapter.agreement import check_same
@@ -23,17 +24,15 @@ from poseidon.adapter.replica_check import replica_check
 from poseidon.adapter.run_record import RunRecorder, recorder_of
 from poseidon.adapter.stats import Recorder
 from poseidon.errors import InvalidArgument, Mismatch
-from poseidon.torch.exchange.comm_hooks import HookedTransfer
+from poseidon.torch.exchange.comm_hooks import SCHEME as POWERSGD
+from poseidon.torch.exchange.comm_hooks import HookedTransfer, PowerSGDHook, is_open
 from poseidon.torch.exchange.mover import make_transfer
-from poseidon.torch.exchange.powersgd_hook import SCHEME as POWERSGD
-from poseidon.torch.exchange.powersgd_hook import PowerSGDHook, is_open
 from poseidon.torch.exchange.runs import BackwardRun
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.exchange.weights import Weight
 from poseidon.torch.model.changes import ChangeWatch
-from poseidon.torch.model.collect import collect_parameters
+from poseidon.torch.model.collect import collect_parameters, describe
 from poseidon.torch.model.collector import collector_paused
-from poseidon.torch.model.description import describe
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.replica import Replica, Unwatched
 from poseidon.torch.process.context import memberships
@@ -366,6 +365,24 @@ class Wrapper:
     @abstractmethod
     def trained_model(self) -> TrainedModel:
         """The model's part in the job."""
+
+
+class ModelJoinHook(JoinHook):
+    """A model's part in torch's `Join`, which knows when ranks run out of data. `joined`: None with one worker."""
+
+    def __init__(self, model: TrainedModel, joined: JoinedTraining | None) -> None:
+        self._model, self._joined = model, joined
+
+    def main_hook(self) -> None:
+        """Takes part in the others' next step."""
+        if self._joined is not None:
+            self._joined.shadow_step()
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """No rank has data: all take over the model of those that trained longest."""
+        if self._joined is not None:
+            self._joined.take_last_model()
+        self._model.end_join(self._joined)
 
 
 def _plain(module: nn.Module) -> nn.Module:
