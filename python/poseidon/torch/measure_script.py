@@ -17,7 +17,7 @@ import runpy
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,16 +45,6 @@ class Watched:
     positions: int = 0  # how often its weight is applied
 
 
-@dataclass
-class Pass:
-    """What the watched steps have done."""
-
-    modules: dict[int, Watched] = field(default_factory=dict)  # by identity, in the order of their first use
-    samples: int = 0
-    hooked: dict[nn.Parameter, Any] = field(default_factory=dict)  # the hook of each parameter
-    roots: list[nn.Module] = field(default_factory=list)  # the models that have run, in the order of their first run
-
-
 class ScriptMeter:
     """Counts the steps of the first optimizer that steps, times them, and watches the last ones."""
 
@@ -62,7 +52,10 @@ class ScriptMeter:
         self._result = result
         self._optimizer: torch.optim.Optimizer | None = None
         self._ended: list[float] = []  # when each step ended
-        self._seen = Pass()
+        self._modules: dict[int, Watched] = {}  # by identity, in the order of their first use
+        self._samples = 0
+        self._hooked: dict[nn.Parameter, Any] = {}  # the hook of each parameter
+        self._roots: list[nn.Module] = []  # the models that have run, in the order of their first run
         self._depth = 0
         self._census: Census | None = None
         self._trained: set[nn.Parameter] = set()  # by optimizers
@@ -91,9 +84,9 @@ class ScriptMeter:
 
     def _count(self) -> None:
         """All is timed: from now on the parameters are followed."""
-        for hook in (*self._hooks, *self._seen.hooked.values()):
+        for hook in (*self._hooks, *self._hooked.values()):
             hook.remove()
-        self._census = Census(_models(self._seen.roots, self._trained))
+        self._census = Census(_models(self._roots, self._trained))
         atexit.register(self._finish_early)
 
     def _finish_early(self) -> None:
@@ -111,14 +104,14 @@ class ScriptMeter:
             return
         self._switch_to(self._watch(module))
         if self._counts_samples and inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].dim() > 0:
-            self._seen.samples += len(inputs[0])
+            self._samples += len(inputs[0])
             self._counts_samples = False
 
     def _after(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         if _in_backward():
             return
         self._depth -= 1
-        watched = self._seen.modules.get(id(module))
+        watched = self._modules.get(id(module))
         if watched is not None and inputs and isinstance(inputs[0], torch.Tensor) and isinstance(output, torch.Tensor):
             _count(watched, inputs[0], output)
         if self._depth == 0:
@@ -129,16 +122,16 @@ class ScriptMeter:
         self._counts_samples = True
         self._since = _now()
         self._running = None
-        if not any(module is root for root in self._seen.roots):
-            self._seen.roots.append(module)
+        if not any(module is root for root in self._roots):
+            self._roots.append(module)
 
     def _watch(self, module: nn.Module) -> Watched:
-        known = self._seen.modules.get(id(module))
+        known = self._modules.get(id(module))
         if known is None:
-            known = self._seen.modules[id(module)] = Watched(module)
+            known = self._modules[id(module)] = Watched(module)
             for _, parameter in _own_parameters(module):
-                if parameter not in self._seen.hooked:
-                    self._seen.hooked[parameter] = parameter.register_post_accumulate_grad_hook(
+                if parameter not in self._hooked:
+                    self._hooked[parameter] = parameter.register_post_accumulate_grad_hook(
                         lambda _: self._has_gradient(known)
                     )
         return known
@@ -162,8 +155,8 @@ class ScriptMeter:
         before = self._ended[WARM_UP - 1 : WARM_UP + TIMED - 1]
         document = {
             "step_s": median(end - begin for begin, end in zip(before, times, strict=True)),
-            "samples": self._seen.samples / WATCHED,
-            "layers": list(_layers(self._seen, self._census, _models(self._seen.roots, self._trained))),
+            "samples": self._samples / WATCHED,
+            "layers": list(_layers(self._modules, self._census, _models(self._roots, self._trained))),
         }
         self._result.write_text(json.dumps(document), encoding="utf-8")
         sys.stdout.flush()
@@ -200,7 +193,7 @@ def _models(roots: list[nn.Module], trained: set[nn.Parameter]) -> dict[str, nn.
     return {"" if number == 1 else f"{number}.": module for number, module in enumerate(inner, 1)}
 
 
-def _layers(seen: Pass, census: Census, models: dict[str, nn.Module]) -> Iterator[dict[str, Any]]:
+def _layers(seen: dict[int, Watched], census: Census, models: dict[str, nn.Module]) -> Iterator[dict[str, Any]]:
     """Each module with parameters of its own, in forward order, those that did not run after the one before them."""
     places = {entry: place for place, entry in enumerate(census.entries)}
     owned: dict[int, list[SyncedParameter]] = {}
@@ -210,7 +203,7 @@ def _layers(seen: Pass, census: Census, models: dict[str, nn.Module]) -> Iterato
         for name, module in model.named_modules():
             if _own_parameters(module):
                 modules[id(module)] = (prefix + (name or type(module).__name__.lower()), module)
-    order = _forward_order(list(modules), list(seen.modules))
+    order = _forward_order(list(modules), list(seen))
     shares: dict[nn.Parameter, str] = {}
     for key in order:
         name, module = modules[key]
@@ -220,7 +213,7 @@ def _layers(seen: Pass, census: Census, models: dict[str, nn.Module]) -> Iterato
                 owned.setdefault(key, []).append(by_parameter[parameter])
     for key in order:
         name, module = modules[key]
-        watched = seen.modules.get(key) or Watched(module)
+        watched = seen.get(key) or Watched(module)
         own = dict(_own_parameters(module))
         weight = own.get("weight", next(iter(own.values())))
         shared = shares.get(weight, name)

@@ -102,19 +102,18 @@ class ModelLayers:
 
     # What lossy schemes have not sent yet.
 
-    def residuals(self) -> dict[SyncedLayer, Residual]:
-        """Copies of it, by layer. Waits for exchanges of these layers in flight."""
-        if not self.connected:
-            return {}
-        self._flights.settle([entry for entry in self._entries if entry.kept_count])
-        return self._table.residuals()
+    def residuals(self, after_failure: bool = False) -> dict[SyncedLayer, Residual]:
+        """Copies of it, by layer. Waits for exchanges of these layers in flight.
 
-    def residuals_after_failure(self) -> dict[SyncedLayer, Residual]:
-        """The same when the client has failed, so that all exchanges end without a result."""
+        `after_failure`: the client has failed, so that all exchanges end without a result.
+        """
         if not self.connected:
             return {}
-        with suppress(PoseidonError):
-            self._client.wait_all()
+        if after_failure:
+            with suppress(PoseidonError):
+                self._client.wait_all()
+        else:
+            self._flights.settle([entry for entry in self._entries if entry.kept_count])
         return self._table.residuals()
 
     def load_residuals(self, residuals: Mapping[SyncedLayer, Residual]) -> None:

@@ -118,9 +118,10 @@ def _part(flat: torch.Tensor, entry: SyncedParameter, begin: int) -> torch.Tenso
 class SmallGroups:
     """The groups of one model. Used from the thread that runs backward. Without `connect` there are none."""
 
+    _client: _core.Client
+    _transfer: Transfer
+
     def __init__(self) -> None:
-        self._client: _core.Client | None = None
-        self._transfer: Transfer | None = None
         self._entries: Sequence[SyncedParameter] = ()
         self._groups: list[SmallGroup] = []
         self._group_of: dict[SyncedParameter, SmallGroup] = {}
@@ -194,8 +195,6 @@ class SmallGroups:
         return [entry for entry in entries if not self.has_started(entry)]
 
     def _start(self, run: BackwardRun, group: SmallGroup, divisor: int) -> None:
-        assert self._client is not None
-        assert self._transfer is not None
         if group.start(self._client, divisor, self._transfer.weight.scale()):
             self._started[group] = None
             run.started.extend(group.entries)
@@ -204,7 +203,6 @@ class SmallGroups:
         """Waits for what has been started, and puts it into the gradients. Returns how long that takes, in ns."""
         since_ns = time.monotonic_ns()
         for group in self._started:
-            assert self._client is not None
             group.finish(self._client)
         return time.monotonic_ns() - since_ns
 

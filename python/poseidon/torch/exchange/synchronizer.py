@@ -129,7 +129,7 @@ class Synchronizer:
 
     def before_factors(self) -> None:
         """A use of the layer is about to hand over factors."""
-        if self.mode is Mode.EXCHANGED:
+        if self.runs.current is None and self.passes.mode is Mode.EXCHANGED:
             self._begin()
 
     def before_accumulation(self, entry: SyncedParameter, dense: bool) -> None:
@@ -180,8 +180,6 @@ class Synchronizer:
         return self._fires is not None and run.fires(entry) >= self._fires.get(entry, 0)
 
     def _begin(self) -> BackwardRun:
-        if self.runs.current is not None:
-            return self.runs.current
         run = self._open_run()
         run.compiled = in_compiled_backward()
         if run.compiled:
@@ -253,16 +251,6 @@ class Synchronizer:
         run.started.append(entry)
         entry.start_over()
 
-    def _finish_hooked(self, run: BackwardRun, hooked: HookedTransfer) -> None:
-        try:
-            hooked.run(self.entries, self._control)
-        except BaseException:
-            self.backward_failed(run)
-            raise
-        self.passes.exchanged()
-        self.runs.end(run)
-        self.runs.all_landed()
-
     def end_backward(self, run: BackwardRun) -> None:
         """Autograd has called the last hook of `run`."""
         self._finish(run)
@@ -271,28 +259,12 @@ class Synchronizer:
 
     def _finish(self, run: BackwardRun) -> None:
         run.end_ns = time.monotonic_ns()
-        if self.hooked is not None:
-            self._finish_hooked(run, self.hooked)
-            return
+        later: list[PendingExchange] = []
         try:
-            self._groups.take_rest(run, self.divisor)
-            for entry in self._groups.not_started(self.entries):
-                if entry not in run.exchanges:
-                    entry.resume()
-                    self._start(run, entry)
-            if self.before_results is not None:
-                self.before_results()
-            now: list[PendingExchange] = []
-            later: list[PendingExchange] = []
-            for pending in run.in_progress():
-                pending.check_kept()
-                pending.check_untouched()
-                (later if pending.may_outlive_backward() else now).append(pending)
-            for pending in now:
-                pending.uncover()
-            self.runs.deliver(now)
-            run.waited_ns += self._groups.finish()
-            self._groups.end()
+            if self.hooked is not None:
+                self.hooked.run(self.entries, self._control)
+            else:
+                later = self._deliver(run)
         except BaseException:
             self.backward_failed(run)
             raise
@@ -307,8 +279,31 @@ class Synchronizer:
             self.flights.take_off(pending)
         if not later:
             self.runs.all_landed()
+        if not later and self.hooked is None:
             self.step_check.end()
             self.replica.look()
+
+    def _deliver(self, run: BackwardRun) -> list[PendingExchange]:
+        """Starts what got no gradient, and waits for results. Returns the exchanges that may outlive the backward."""
+        self._groups.take_rest(run, self.divisor)
+        for entry in self._groups.not_started(self.entries):
+            if entry not in run.exchanges:
+                entry.resume()
+                self._start(run, entry)
+        if self.before_results is not None:
+            self.before_results()
+        now: list[PendingExchange] = []
+        later: list[PendingExchange] = []
+        for pending in run.in_progress():
+            pending.check_kept()
+            pending.check_untouched()
+            (later if pending.may_outlive_backward() else now).append(pending)
+        for pending in now:
+            pending.uncover()
+        self.runs.deliver(now)
+        run.waited_ns += self._groups.finish()
+        self._groups.end()
+        return later
 
     def steps_behind(self) -> int:
         """Steps of this model that others have completed and this rank has yet to make, as the answers so far say.

@@ -277,8 +277,7 @@ def _exchanged(entry: SyncedParameter, copies: bool) -> torch.Tensor:
     view = entry.form.view(param)
     if not copies and view is not None and view.device.type == "cpu" and exchangeable(view, entry.layout):
         return view
-    layout = entry.layout
-    buffer = torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype)
+    buffer = entry.new_buffer("cpu")
     entry.form.write(param.cpu(), buffer)
     return buffer
 

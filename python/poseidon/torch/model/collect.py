@@ -94,13 +94,9 @@ def facts_of(name: str, param: torch.Tensor, gives_factors: bool = False, gives_
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 
 
-def _makes_sparse(module: nn.Module) -> bool:
-    return isinstance(module, _EMBEDDINGS) and module.sparse
-
-
 def _rows_of(param: nn.Parameter, owners: list[_Owner]) -> str:
     """How the gradient may come as rows: it is sparse, or a dense one of embeddings alone, or it may not."""
-    if any(_makes_sparse(part) for part, _, _ in owners):
+    if any(isinstance(part, _EMBEDDINGS) and part.sparse for part, _, _ in owners):
         return "sparse"
     return "zeros" if _is_table(param, owners) else ""
 

@@ -98,10 +98,13 @@ class SyncedParameter(SyncedLayer):
             return True
         return self.param.data_ptr() == self._allocated_at and not is_shared(self.param)
 
-    def new_buffer(self) -> torch.Tensor:
-        """Uninitialized memory for what is exchanged, in the layout that all ranks agreed on."""
-        layout = self.layout
-        return torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=self.param.device)
+    def new_buffer(self, device: torch.device | str | None = None) -> torch.Tensor:
+        """Uninitialized memory for what is exchanged, in the layout that all ranks agreed on.
+
+        On the parameter's device, unless another is given.
+        """
+        layout, device = self.layout, device or self.param.device
+        return torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype, device=device)
 
     def attach(self, listener: BackwardListener, node: Any) -> None:
         """`listener` hears of every backward that reaches this parameter. `node` accumulates its gradients.

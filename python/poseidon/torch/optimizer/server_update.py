@@ -331,7 +331,7 @@ class ServerUpdate:
 
     def restorable(self) -> list[tuple[str, int, torch.Tensor]]:
         """What `poseidon.restore` is to have the servers take from their checkpoints."""
-        return [(entry.name, entry.layer, flat_view(_new_host(entry))) for entry in self.entries]
+        return [(entry.name, entry.layer, flat_view(entry.new_buffer("cpu"))) for entry in self.entries]
 
     def take_restored(self) -> None:
         """The servers have been given a checkpoint's values: the parameters become these."""
@@ -410,7 +410,7 @@ class ServerUpdate:
     def _pull_parameters(self, rounded: bool = True) -> None:
         """`rounded`: to what steps bring, so that training goes on with the bits of a job that was not interrupted."""
         places = {  # where each can be received: its own memory if that is possible
-            entry: entry.param.detach() if _in_host_order(entry.param, entry) else _new_host(entry)
+            entry: entry.param.detach() if _in_host_order(entry.param, entry) else entry.new_buffer("cpu")
             for entry in self.entries
         }
         self._pull(places, 0)
@@ -424,7 +424,7 @@ class ServerUpdate:
 
     def _pulled(self, entries: Iterable[SyncedParameter], array: int) -> dict[SyncedParameter, torch.Tensor]:
         """This array of the servers', by parameter, in host memory."""
-        places = {entry: _new_host(entry) for entry in entries}
+        places = {entry: entry.new_buffer("cpu") for entry in entries}
         self._pull(places, array)
         return places
 
@@ -466,11 +466,6 @@ def _lacks_momentum(entry: SyncedParameter) -> bool:
     return _stored(entry).update_count > 0 and _stored(entry).state_count == 0
 
 
-def _new_host(entry: SyncedParameter) -> torch.Tensor:
-    layout = entry.layout
-    return torch.empty_strided(layout.shape, layout.stride(), dtype=layout.dtype)
-
-
 def _in_host_order(tensor: torch.Tensor, entry: SyncedParameter) -> bool:
     return tensor.device.type == "cpu" and exchangeable(tensor, entry.layout)
 
@@ -480,4 +475,4 @@ def _host_array(tensor: torch.Tensor, entry: SyncedParameter) -> torch.Tensor:
     tensor = tensor.detach()
     if _in_host_order(tensor, entry):
         return flat_view(tensor)
-    return flat_view(_new_host(entry).copy_(tensor))
+    return flat_view(entry.new_buffer("cpu").copy_(tensor))

@@ -53,7 +53,7 @@ class LossyLayers:
         """The attempt has failed, and with it the client, which has not ended."""
         if self._attempt < 0:
             return
-        after = [sync.layers.residuals_after_failure() for sync in synchronizers_of(self._models)]
+        after = [sync.layers.residuals(after_failure=True) for sync in synchronizers_of(self._models)]
         self._beginnings[self._attempt + 1] = after
         before = self._beginnings.get(self._attempt, [{} for _ in after])
         self._gone = [layer.name for old, new in zip(before, after, strict=True) for layer in old if layer not in new]
