@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-import weakref
 from typing import Any
 from unittest import mock
 
@@ -314,7 +313,7 @@ def climbs_with_a_replacement(climbed: int) -> list[float]:
     trained, sync = training.model.trained_model(), training.model.synchronizer
     assert sync is not None
     if poseidon.rank() == 1:
-        sync.replica = trained._make_replica(weakref.ref(trained), sync)
+        sync.replica = trained._make_replica(sync)
     sync.replica.connect(trained.context.control)
     climb(training, 4)
     return sums_of(training)

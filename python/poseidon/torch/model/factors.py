@@ -62,19 +62,16 @@ class Factors:
                 grad.add_(left.to(grad.dtype).t() @ right.to(grad.dtype))
 
     def pending_gradient(self, param: torch.Tensor) -> PendingGradient:
-        """A gradient of `param` that is made of these factors, once, when someone looks at it."""
+        """A gradient of `param` that is made of these factors when someone looks at it."""
         reference, layout = weakref.ref(param), param.detach()
-        value: torch.Tensor | None = None
 
         def resolve(pending: PendingGradient) -> torch.Tensor:
-            nonlocal value
-            if value is None:
-                value = torch.zeros_like(layout)
-                with torch.no_grad():
-                    self.add_to(value)
-                param = reference()
-                if param is not None and param.grad is pending:
-                    param.grad = value
+            value = torch.zeros_like(layout)
+            with torch.no_grad():
+                self.add_to(value)
+            param = reference()
+            if param is not None and param.grad is pending:
+                param.grad = value
             return value
 
         return PendingGradient.make(param, resolve)

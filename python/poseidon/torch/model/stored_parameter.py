@@ -12,12 +12,6 @@ from poseidon.torch.tensors.ownership import holders, is_allocated, sample
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 
 
-class _Fetched:
-    """The mean for which a stand-in stands, once it has arrived. It lives as long as the stand-in."""
-
-    value: torch.Tensor | None = None
-
-
 class StoredParameter:
     """One parameter that the servers hold.
 
@@ -34,7 +28,7 @@ class StoredParameter:
         self._shown: weakref.ref[torch.Tensor] | None = None  # what is in `.grad` instead of this rank's own gradient
         self._shown_version = 0
         self._sampled: torch.Tensor | None = None  # of it, where it is the mean itself
-        self._fetched: weakref.ref[_Fetched] | None = None
+        self._stand_in: weakref.ref[PendingGradient] | None = None  # the last one, wherever it is
 
     def received(self) -> None:
         """The parameter now holds what the servers hold."""
@@ -67,12 +61,8 @@ class StoredParameter:
         `may_zero`: whether zeroing it is no change of a gradient that is still to be used. Neither may hold the
         parameter.
         """
-        fetched = _Fetched()
         # The parameter holds what is in `.grad` where Python's garbage collector does not see it: no cycle through it.
         reference, of = weakref.ref(self), weakref.ref(self._param)
-
-        def resolve(_: PendingGradient) -> torch.Tensor:
-            return fetch() if fetched.value is None else fetched.value
 
         def zero_later() -> bool:
             stored, param = reference(), of()
@@ -83,8 +73,8 @@ class StoredParameter:
             param.grad = torch.zeros_like(param)
             return True
 
-        self._fetched = weakref.ref(fetched)
-        stand_in = PendingGradient.make(self._param, resolve, zero_later)
+        stand_in = PendingGradient.make(self._param, lambda _: fetch(), zero_later)
+        self._stand_in = weakref.ref(stand_in)
         self._show(stand_in, 0)
         self._param.grad = stand_in
 
@@ -113,9 +103,9 @@ class StoredParameter:
 
     def show_fetched(self, mean: torch.Tensor) -> None:
         """Puts the mean in the place of what stands for it, or of what is equal to it."""
-        fetched = None if self._fetched is None else self._fetched()
-        if fetched is not None:
-            fetched.value = mean
+        stand_in = None if self._stand_in is None else self._stand_in()
+        if stand_in is not None:
+            stand_in.value = mean
         if self.shows_stand_in() or self._param.grad is mean:
             self._show(mean, mean._version, sample(mean))
             self._param.grad = mean

@@ -28,6 +28,9 @@ class PendingGradient(torch.Tensor):
     of one element.
     """
 
+    value: torch.Tensor | None
+    """The gradient, once somebody has asked for it, or has brought it."""
+
     _resolve: Callable[[PendingGradient], torch.Tensor]
     _zero_later: Callable[[], bool] | None
     _may_be_sparse: bool
@@ -46,12 +49,15 @@ class PendingGradient(torch.Tensor):
         """
         _leave_untraced()
         pending = _blank(param.shape, param.dtype, param.device).as_subclass(PendingGradient)
-        pending._resolve, pending._zero_later, pending._may_be_sparse = resolve, zero_later, may_be_sparse
+        pending.value, pending._resolve = None, resolve
+        pending._zero_later, pending._may_be_sparse = zero_later, may_be_sparse
         return pending
 
     def resolve(self) -> torch.Tensor:
-        """The gradient itself."""
-        return self._resolve(self)
+        """The gradient itself, which is asked for once."""
+        if self.value is None:
+            self.value = self._resolve(self)
+        return self.value
 
     @classmethod
     def __torch_function__(

@@ -6,7 +6,8 @@ import sys
 import warnings
 import weakref
 from abc import abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -90,53 +91,32 @@ class TrainedModel:
             self._run_recorder = recorder_of(here)
 
     def _make_synchronizer(self) -> Synchronizer:
-        here, reference = self.context, weakref.ref(self)  # no cycle: without its wrapper a module is at once plain
+        here = self.context
         sync = Synchronizer(self.entries, here.settings, here.features)
         sync.module = weakref.ref(_plain(self.module))
-
-        def finished(run: BackwardRun) -> None:
-            if (trained := reference()) is not None:
-                trained._finished_step(run)
-
-        sync.runs.on_over.append(finished)
-        sync.replica = self._make_replica(reference, sync)
-
-        def begins() -> None:
-            if (trained := reference()) is not None:
-                trained._check_joins()
-
-        sync.step_check.before = begins
-
-        def in_join() -> bool:
-            return (trained := reference()) is not None and trained.join is not None
-
+        sync.runs.on_over.append(_while_alive(self._finished_step))
+        sync.replica = self._make_replica(sync)
+        sync.step_check.before = _while_alive(self._check_joins)
         if here.features.keeps(SAME_STEP):
-            self._empty_steps = EmptySteps(sync, here.rank, in_join)
+            self._empty_steps = EmptySteps(sync, here.rank, _while_alive(self._is_in_join))
         if here.recovers and self._sends_buffers:
-
-            def send_buffers() -> None:
-                if (trained := reference()) is not None:
-                    trained.broadcast_buffers(0, root_waits=True)
-
             # Not before the next forward: whoever has made a step has rank 0's buffers then, should rank 0 be lost.
-            sync.before_results = send_buffers
+            sync.before_results = partial(_while_alive(self.broadcast_buffers), 0, root_waits=True)
         return sync
 
-    def _make_replica(self, reference: weakref.ref[TrainedModel], sync: Synchronizer) -> Unwatched:
+    def _make_replica(self, sync: Synchronizer) -> Unwatched:
         check = replica_check(self.context.settings, self.features)
         if check is None:
             return Unwatched()
         replica = Replica(self.module, self._ignored, check)
-        replica.paused = lambda: (trained := reference()) is not None and trained.join is not None
-        flights = weakref.WeakMethod(sync.settle)
-        replica.confirm_by(
-            updates_here=lambda: (trained := reference()) is not None and trained.is_updated_here,
-            settle=lambda: None if (settle := flights()) is None else settle(),
-        )
+        replica.paused = _while_alive(self._is_in_join)
+        replica.confirm_by(updates_here=_while_alive(self._is_updated_here), settle=_while_alive(sync.settle))
         return replica
 
-    @property
-    def is_updated_here(self) -> bool:
+    def _is_in_join(self) -> bool:
+        return self.join is not None
+
+    def _is_updated_here(self) -> bool:
         """Whether optimizers of this process update all parameters, and servers do not."""
         return not any(entry.on_servers for entry in self.entries)
 
@@ -365,6 +345,19 @@ class Wrapper:
     @abstractmethod
     def trained_model(self) -> TrainedModel:
         """The model's part in the job."""
+
+
+def _while_alive(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls the method, as long as its object lives; then it returns None.
+
+    There is to be no cycle through a `TrainedModel`: without its wrapper a module is at once plain.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **named: Any) -> Any:
+        return None if (found := reference()) is None else found(*args, **named)
+
+    return call
 
 
 class ModelJoinHook(JoinHook):
