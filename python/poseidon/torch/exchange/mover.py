@@ -12,21 +12,17 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from poseidon import _core
 from poseidon.errors import InvalidArgument
 from poseidon.schemes import workers_multiply
 from poseidon.torch.exchange.transfer import Rows, Transfer
 from poseidon.torch.model.factors import Factors
 from poseidon.torch.tensors.memory import flat_view
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from poseidon import _core
 
 
 class CudaCopies:

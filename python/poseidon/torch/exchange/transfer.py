@@ -7,18 +7,15 @@ which the result lies in the tensor that was passed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from poseidon import _core
 from poseidon.torch.exchange.weights import Weight
 from poseidon.torch.model.factors import Factors
 from poseidon.torch.tensors.memory import borrowed, flat_view
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 Rows = tuple[torch.Tensor, torch.Tensor]
 """Ascending indices, of dtype int32, and the values of these rows."""

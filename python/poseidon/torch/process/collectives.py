@@ -11,20 +11,18 @@ import functools
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Complex, Integral, Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from poseidon.adapter.agreement import first_difference
 from poseidon.adapter.balance import balanced_rows
+from poseidon.adapter.control import Control
 from poseidon.errors import InvalidArgument, Mismatch
 from poseidon.torch.process.context import collective_control, world_size
 from poseidon.torch.process.context import rank as own_rank
 from poseidon.torch.tensors.memory import host_bytes
-
-if TYPE_CHECKING:
-    from poseidon.adapter.control import Control
 
 Value = torch.Tensor | bool | int | float | complex
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
+from poseidon import _core
 from poseidon.adapter.control import Control
 from poseidon.adapter.features import Features
 from poseidon.adapter.membership import Membership
@@ -16,11 +17,6 @@ from poseidon.errors import InvalidArgument
 from poseidon.options import World, resolve
 from poseidon.torch.process.process_groups import default_group, is_whole, part_of_job, program_timeout, world
 from poseidon.torch.tensors.arrays import TENSORS
-
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
-    from poseidon._core import LateRank
 
 
 class _TorchProcess(Process):
@@ -45,7 +41,7 @@ class _TorchProcess(Process):
             self._joined_alone = True
         return self.joined()
 
-    def part(self, group: ProcessGroup) -> Membership:
+    def part(self, group: dist.ProcessGroup) -> Membership:
         """The job of the ranks of `group`, which are not all. Collective among those at its first call."""
         self._leave_former_world()
         base = resolve(world(), **_words_of_the_program(group)) if self.own is None else self.own.settings
@@ -129,7 +125,7 @@ def memberships() -> list[Membership]:
     return _process.all()
 
 
-def context_of(process_group: ProcessGroup | None = None) -> Membership:
+def context_of(process_group: dist.ProcessGroup | None = None) -> Membership:
     """The job whose workers are the ranks of `process_group`; None, or a group of all ranks: this process's own.
 
     Where torch.distributed is initialized and init() was not called this joins that job, with the options of the
@@ -162,7 +158,7 @@ def collective_control(caller: str) -> Control | None:
     return _process.collective_control(caller)
 
 
-def straggler_report() -> list[LateRank]:
+def straggler_report() -> list[_core.LateRank]:
     """With stragglers=drop, the ranks without which steps were completed, and how often. Leaves out ranks never late.
 
     The figures of this rank come from the answers that it got, those of others from the server in this process.

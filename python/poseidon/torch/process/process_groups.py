@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
@@ -13,14 +13,11 @@ from poseidon.adapter.store import default_store
 from poseidon.errors import InvalidArgument
 from poseidon.options import World
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
 _LONGEST_JOB = 64
 _ANY_ADDRESS = ("", "0.0.0.0", "::")
 
 
-def default_group() -> ProcessGroup | None:
+def default_group() -> dist.ProcessGroup | None:
     """The group of all ranks; None where torch.distributed is not initialized."""
     if not dist.is_available() or not dist.is_initialized():
         return None
@@ -59,7 +56,7 @@ def _backends(group: Any) -> list[Any]:
     return found
 
 
-def is_whole(group: ProcessGroup) -> bool:
+def is_whole(group: dist.ProcessGroup) -> bool:
     """Whether `group` has all ranks of torch.distributed. InvalidArgument for one that this process is not in."""
     if default_group() is None:
         raise InvalidArgument("process_group was given without torch.distributed: call dist.init_process_group() first")
@@ -77,7 +74,7 @@ def has_same_ranks(one: Any, other: Any) -> bool:
     return dist.get_process_group_ranks(one) == dist.get_process_group_ranks(other)
 
 
-def part_of_job(job: str, group: ProcessGroup) -> str:
+def part_of_job(job: str, group: dist.ProcessGroup) -> str:
     """The name of the job of `group`'s ranks, the same on each of them and another one for each group."""
     ranks = "-".join(map(str, dist.get_process_group_ranks(group)))
     name = f"{job}.{group.group_name}.{ranks}"
