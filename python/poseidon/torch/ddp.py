@@ -26,7 +26,7 @@ from poseidon.torch.exchange.comm_hooks import (
     unlike_scheme,
     what_it_does,
 )
-from poseidon.torch.exchange.flights import forward_order, note_compilations
+from poseidon.torch.exchange.flights import note_compilations
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.process.context import context_of
@@ -217,7 +217,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         if compiled or sync.flights.is_compiled:  # a use of a parameter would not be seen
             sync.flights.make_ready(sync.entries)
             return nullcontext()
-        return forward_order(self.module, sync.flights, sync.entries, sync.layers.priorities)
+        return sync.flights.forward(self.module, sync.layers.priorities)
 
     @torch._disable_dynamo
     def _end_forward(self, output: Any) -> None:

@@ -239,7 +239,41 @@ class Flights:
     # Uses of the parameters.
 
     @contextmanager
-    def evaluation(self) -> Iterator[None]:
+    def forward(self, module: nn.Module, priorities: Priorities) -> Iterator[None]:
+        """Around the module's forward: settles what it cannot wait for by itself, and records the order of uses."""
+        if not torch.is_grad_enabled():
+            with self._evaluation():  # there is nothing to overlap with
+                yield
+            return
+        opaque = opaque_parameters(module)
+        if not opaque:
+            self.overtake(by_forward=True)
+            with self._recording(priorities):
+                yield
+            return
+        self.make_ready(entry for entry in self._entries if entry.param in opaque)
+        self.overtake(by_forward=True)
+        yield
+
+    @contextmanager
+    def _recording(self, priorities: Priorities) -> Iterator[None]:
+        """Around a forward pass that perhaps gives the order: its uses of parameters are watched then."""
+        if not priorities.begin_recording():
+            yield
+            return
+        for entry in self._entries:
+            watch(entry.param, self, entry)
+        ended_well = False
+        try:
+            yield
+            ended_well = True
+        finally:
+            priorities.end_recording(ended_well)
+            for entry in self._entries:
+                self.release(entry)
+
+    @contextmanager
+    def _evaluation(self) -> Iterator[None]:
         """Around one without gradients: all is in place, and no parameter is watched, which fused paths would avoid."""
         self.settle()
         with unnoticed(entry.param for entry in self._overtaken):
@@ -324,53 +358,13 @@ def _tell_all(*_: Any) -> None:  # older versions pass nothing
         one.compiling()
 
 
-@contextmanager
-def forward_order(
-    module: nn.Module, flights: Flights, entries: Sequence[SyncedParameter], priorities: Priorities
-) -> Iterator[None]:
-    """Around the module's forward: settles what it cannot wait for by itself, and records the order of uses."""
-    if not torch.is_grad_enabled():
-        with flights.evaluation():  # there is nothing to overlap with
-            yield
-        return
-    opaque = opaque_parameters(module)
-    if not opaque:
-        flights.overtake(by_forward=True)
-        with _recording(flights, entries, priorities):
-            yield
-        return
-    flights.make_ready(entry for entry in entries if entry.param in opaque)
-    flights.overtake(by_forward=True)
-    yield
-
-
-@contextmanager
-def _recording(flights: Flights, entries: Sequence[SyncedParameter], priorities: Priorities) -> Iterator[None]:
-    """Around a forward pass that perhaps gives the order: its uses of parameters are watched then."""
-    if not priorities.begin_recording():
-        yield
-        return
-    for entry in entries:
-        watch(entry.param, flights, entry)
-    ended_well = False
-    try:
-        yield
-        ended_well = True
-    finally:
-        priorities.end_recording(ended_well)
-        for entry in entries:
-            flights.release(entry)
-
-
 def opaque_parameters(module: nn.Module) -> set[torch.Tensor]:
     """Those of modules that run compiled (torch.compile, torch.jit), where a use of a parameter is not seen."""
     return {
         param
         for part in module.modules()
-        if "_orig_mod" in part._modules or part._compiled_call_impl is not None or _is_scripted(part)
+        if "_orig_mod" in part._modules
+        or part._compiled_call_impl is not None
+        or isinstance(part, torch.jit.ScriptModule)
         for param in part.parameters()
     }
-
-
-def _is_scripted(module: nn.Module) -> bool:
-    return isinstance(module, torch.jit.ScriptModule)
