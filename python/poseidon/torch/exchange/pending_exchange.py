@@ -1,6 +1,6 @@
 """One parameter's exchange: what it sends, where it receives the result, and how that becomes the gradient.
 
-`start_exchange` asks once in which form the gradient travels. Each form is a class, which knows what comes back.
+`Sending.start` asks once in which form the gradient travels. Each form is a class, which knows what comes back.
 """
 
 from __future__ import annotations
@@ -184,69 +184,108 @@ class UpdateExchange(PendingExchange):
         self.value, self.over = value, True
 
 
-def start_exchange(
-    transfer: Transfer, entry: SyncedParameter, divisor: int, counts: bool = True, in_backward: bool = False
-) -> PendingExchange:
-    """Starts the exchange of what the parameter has; InvalidArgument for a gradient that cannot be sent.
+@dataclass(frozen=True)
+class Sending:
+    """What the exchanges of one backward pass have in common.
 
-    `counts`: whether this rank, if it has nothing, is among those that the mean is over. `in_backward`: more hooks are
-    to come, which may write to whatever they can reach. A gradient that they reach past `.grad` is copied.
+    `counts`: whether this rank, if it has no gradient, is among those that the mean is over.
     """
-    in_backward = in_backward and not entry.shared  # with another model, whose exchange may be under way, too
-    referred = in_backward and raw_grad(entry.param) is not None and is_referred_to(entry.param)
-    grad = entry.param.grad
-    entry.form.check(entry.name, grad)
-    with torch.no_grad():
-        if grad is None:
-            pending = _start(transfer, entry, None, divisor, counts, in_place=False)
-            pending.covers = in_backward and not pending.absent
+
+    transfer: Transfer
+    divisor: int
+    counts: bool = True
+
+    def start(self, entry: SyncedParameter, in_backward: bool = False) -> PendingExchange:
+        """Starts the exchange of what the parameter has; InvalidArgument for a gradient that cannot be sent.
+
+        `in_backward`: more hooks are to come, which may write to whatever they can reach. A gradient that they reach
+        past `.grad` is copied.
+        """
+        in_backward = in_backward and not entry.shared  # with another model, whose exchange may be under way, too
+        referred = in_backward and raw_grad(entry.param) is not None and is_referred_to(entry.param)
+        grad = entry.param.grad
+        entry.form.check(entry.name, grad)
+        with torch.no_grad():
+            if grad is None:
+                pending = self._start(entry, None, in_place=False)
+                pending.covers = in_backward and not pending.absent
+                return pending
+            fading = 0 if grad.is_sparse else fading_holders(grad, entry.arrived)
+            others = 0 if grad.is_sparse else holders(grad) - 1 - fading
+            alone = others == 0 and (grad.is_sparse or is_allocated(grad))
+            reached = in_backward and (referred or not alone)
+            sampled = sample(grad) if reached and not grad.is_sparse else None
+            # Autograd may have made memory the gradient that it has yet to read for other parameters.
+            pending = self._start(entry, grad, in_place=not reached and not (fading and others))
+            pending.hold, pending.sampled = Hold(grad, alone, fading), sampled
+            pending.covers = in_backward and not reached
             return pending
-        fading = 0 if grad.is_sparse else fading_holders(grad, entry.arrived)
-        others = 0 if grad.is_sparse else holders(grad) - 1 - fading
-        alone = others == 0 and (grad.is_sparse or is_allocated(grad))
-        reached = in_backward and (referred or not alone)
-        sampled = sample(grad) if reached and not grad.is_sparse else None
-        # Autograd may have made memory the gradient that it has yet to read for other parameters.
-        pending = _start(transfer, entry, grad, divisor, counts, in_place=not reached and not (fading and others))
-        pending.hold, pending.sampled = Hold(grad, alone, fading), sampled
-        pending.covers = in_backward and not reached
+
+    def _start(self, entry: SyncedParameter, grad: torch.Tensor | None, in_place: bool) -> PendingExchange:
+        factors = entry.factors
+        if entry.on_servers:
+            return self._start_update(entry, grad, in_place)
+        if grad is None and not factors:
+            return self.start_absent(entry)
+        if grad is not None and (rows := _rows_to_send(entry, grad)) is not None:
+            if (scale := self.transfer.weight.scale()) != 1:
+                rows = (rows[0], rows[1] * scale)
+            self.transfer.rows(entry.layer, rows, self.divisor)
+            return RowsExchange(entry, rows[1], grad)
+        pending = _in_place(entry, grad) if in_place else None
+        if factors and entry.may_send(factors.lefts[0].dtype) and (grad is None or not grad.any()):
+            pending = pending or PendingExchange(entry, entry.new_buffer(), grad)
+            if (scale := self.transfer.weight.scale()) != 1:
+                factors = factors.scaled(scale)
+            self.transfer.factors(entry.layer, factors, pending.buffer, self.divisor, entry.next_scheme)
+            return pending
+        if factors and grad is not None:
+            entry.note_added()
+        if pending is None:
+            pending = PendingExchange(entry, entry.new_buffer(), grad)
+            if grad is None:
+                pending.buffer.zero_()
+            else:
+                entry.form.write(grad, pending.buffer)
+        self._start_dense(entry, pending.buffer, factors)
         return pending
 
+    def _start_dense(self, entry: SyncedParameter, buffer: torch.Tensor, factors: Factors) -> None:
+        factors.add_to(buffer)
+        entry.begin_dense_exchange()
+        factor_count = entry.known_factor_count(buffer)
+        if (scale := self.transfer.weight.scale()) != 1:
+            buffer.mul_(scale)  # the result is written there
+        self.transfer.dense(entry.layer, buffer, self.divisor, entry.next_scheme, factor_count)
 
-def _start(
-    transfer: Transfer, entry: SyncedParameter, grad: torch.Tensor | None, divisor: int, counts: bool, in_place: bool
-) -> PendingExchange:
-    factors = entry.factors
-    if entry.on_servers:
-        return _start_update(transfer, entry, grad, divisor, counts, in_place)
-    if grad is None and not factors:
-        return start_absent(transfer, entry, divisor, counts)
-    if grad is not None and (rows := _rows_to_send(entry, grad)) is not None:
-        if (scale := transfer.weight.scale()) != 1:
-            rows = (rows[0], rows[1] * scale)
-        transfer.rows(entry.layer, rows, divisor)
-        return RowsExchange(entry, rows[1], grad)
-    pending = _in_place(entry, grad) if in_place else None
-    if factors and entry.may_send(factors.lefts[0].dtype) and (grad is None or not grad.any()):
-        pending = pending or PendingExchange(entry, entry.new_buffer(), grad)
-        if (scale := transfer.weight.scale()) != 1:
-            factors = factors.scaled(scale)
-        transfer.factors(entry.layer, factors, pending.buffer, divisor, entry.next_scheme)
+    def start_absent(self, entry: SyncedParameter) -> PendingExchange:
+        """Takes part in the exchange of a parameter without a gradient."""
+        if entry.sends_rows:
+            self.transfer.rows(entry.layer, None, self.divisor, self.counts)
+            buffer = torch.empty((0, entry.shape[1]), dtype=entry.layout.dtype, device=entry.param.device)
+            return RowsExchange(entry, buffer, absent=True)
+        pending = PendingExchange(entry, entry.new_buffer(), absent=True)
+        self.transfer.absent(entry.layer, pending.buffer, self.divisor, entry.next_scheme, self.counts)
         return pending
-    if factors and grad is not None:
-        entry.note_added()
-    return _start_dense(transfer, entry, pending, factors, grad, divisor)
 
-
-def start_absent(transfer: Transfer, entry: SyncedParameter, divisor: int, counts: bool = True) -> PendingExchange:
-    """Takes part in the exchange of a parameter without a gradient."""
-    if entry.sends_rows:
-        transfer.rows(entry.layer, None, divisor, counts)
-        buffer = torch.empty((0, entry.shape[1]), dtype=entry.layout.dtype, device=entry.param.device)
-        return RowsExchange(entry, buffer, absent=True)
-    pending = PendingExchange(entry, entry.new_buffer(), absent=True)
-    transfer.absent(entry.layer, pending.buffer, divisor, entry.next_scheme, counts)
-    return pending
+    def _start_update(self, entry: SyncedParameter, grad: torch.Tensor | None, from_place: bool) -> PendingExchange:
+        param = entry.param.detach()
+        in_place = exchangeable(param, entry.layout) and not (entry.rereads is not None and entry.rereads.apart)
+        buffer = param if in_place else entry.new_buffer()
+        pending = UpdateExchange(entry, buffer, grad, in_place, absent=grad is None)
+        if entry.rereads is not None:
+            entry.rereads.watch(entry)
+        # Before the memory changes: what still needs the parameter as it was must fail, not compute with another.
+        increment_version([entry.param])
+        if grad is None:
+            self.transfer.absent(entry.layer, pending.buffer, self.divisor, entry.next_scheme, self.counts)
+            return pending
+        from_place = from_place and exchangeable(grad, entry.layout)
+        gradient = grad.detach() if from_place else entry.new_buffer().copy_(grad)
+        if (scale := self.transfer.weight.scale()) != 1:
+            gradient = gradient * scale  # .grad stays this rank's own
+        self.transfer.update(entry.layer, gradient, pending.buffer, self.divisor)
+        return pending
 
 
 def _rows_to_send(entry: SyncedParameter, grad: torch.Tensor) -> Rows | None:
@@ -259,51 +298,6 @@ def _in_place(entry: SyncedParameter, grad: torch.Tensor | None) -> PendingExcha
     if view is None or not exchangeable(view, entry.layout):
         return None
     return PendingExchange(entry, view, grad, in_place=True)
-
-
-def _start_dense(
-    transfer: Transfer,
-    entry: SyncedParameter,
-    pending: PendingExchange | None,
-    factors: Factors,
-    grad: torch.Tensor | None,
-    divisor: int,
-) -> PendingExchange:
-    if pending is None:
-        pending = PendingExchange(entry, entry.new_buffer(), grad)
-        if grad is None:
-            pending.buffer.zero_()
-        else:
-            entry.form.write(grad, pending.buffer)
-    factors.add_to(pending.buffer)
-    entry.begin_dense_exchange()
-    factor_count = entry.known_factor_count(pending.buffer)
-    if (scale := transfer.weight.scale()) != 1:
-        pending.buffer.mul_(scale)  # the result is written there
-    transfer.dense(entry.layer, pending.buffer, divisor, entry.next_scheme, factor_count)
-    return pending
-
-
-def _start_update(
-    transfer: Transfer, entry: SyncedParameter, grad: torch.Tensor | None, divisor: int, counts: bool, from_place: bool
-) -> PendingExchange:
-    param = entry.param.detach()
-    in_place = exchangeable(param, entry.layout) and not (entry.rereads is not None and entry.rereads.apart)
-    buffer = param if in_place else entry.new_buffer()
-    pending = UpdateExchange(entry, buffer, grad, in_place, absent=grad is None)
-    if entry.rereads is not None:
-        entry.rereads.watch(entry)
-    # Before the memory changes: what still needs the parameter as it was must fail, not compute with another.
-    increment_version([entry.param])
-    if grad is None:
-        transfer.absent(entry.layer, pending.buffer, divisor, entry.next_scheme, counts)
-        return pending
-    from_place = from_place and exchangeable(grad, entry.layout)
-    gradient = grad.detach() if from_place else entry.new_buffer().copy_(grad)
-    if (scale := transfer.weight.scale()) != 1:
-        gradient = gradient * scale  # .grad stays this rank's own
-    transfer.update(entry.layer, gradient, pending.buffer, divisor)
-    return pending
 
 
 def changed_meanwhile(entry: SyncedParameter, how: str = "changed in place") -> PoseidonError:

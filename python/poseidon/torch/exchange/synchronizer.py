@@ -31,7 +31,7 @@ from poseidon.torch.exchange.backward_end import BackwardEnd, caller_of_backward
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.flights import Flights
 from poseidon.torch.exchange.model_layers import ModelLayers
-from poseidon.torch.exchange.pending_exchange import PendingExchange, start_absent, start_exchange
+from poseidon.torch.exchange.pending_exchange import PendingExchange, Sending
 from poseidon.torch.exchange.runs import BackwardRun, Runs
 from poseidon.torch.exchange.transfer import Transfer
 from poseidon.torch.model.parameters import SyncedParameter
@@ -244,7 +244,7 @@ class Synchronizer:
 
     def _start(self, run: BackwardRun, entry: SyncedParameter) -> None:
         goes_on = not run.end_ns and not run.compiled
-        pending = start_exchange(self._transfer, entry, self.divisor, not run.missed, in_backward=goes_on)
+        pending = Sending(self._transfer, self.divisor, not run.missed).start(entry, in_backward=goes_on)
         run.exchanges[entry], pending.attempt = pending, self.layers.attempt
         if pending.covers:
             self.flights.cover(pending)
@@ -333,8 +333,9 @@ class Synchronizer:
         if self.hooked is not None:
             self.hooked.run(self.entries, self._control, contributes=False)
             return
+        sending = Sending(self._transfer, self.divisor)
         for entry in self.entries:
-            start_absent(self._transfer, entry, self.divisor)
+            sending.start_absent(entry)
         self._transfer.wait([entry.layer for entry in self.entries])
 
 
