@@ -25,10 +25,10 @@ from poseidon.torch.tensors.compatibility import call_before_compiling, incremen
 from poseidon.torch.tensors.modes import update_mode
 from poseidon.torch.tensors.ownership import is_held, reachable
 from poseidon.torch.tensors.pending_gradient import PendingGradient
-from poseidon.torch.tensors.watched import Watched, unnoticed, unwatch, watch, without_torch_function
+from poseidon.torch.tensors.watched import Watched, Watcher, unnoticed, unwatch, watch, without_torch_function
 
 
-class Flights:
+class Flights(Watcher):
     """The exchanges of one model that its backward has not waited for; the watcher of their parameters.
 
     A parameter is *overtaken* if something that may use it, as a rule a forward pass, began before its update was made,
@@ -164,7 +164,7 @@ class Flights:
         for entry in wanted:
             if self._overtaken.get(entry) is False:
                 del self._overtaken[entry]
-                self.release(entry)
+                self._release(entry)
 
     def make_ready(self, entries: Iterable[SyncedParameter]) -> None:
         """`settle` before uses of these parameters that are not going to be seen, and that are right then."""
@@ -172,7 +172,7 @@ class Flights:
         self._bring(wanted)
         for entry in wanted:
             self._overtaken.pop(entry, None)
-            self.release(entry)
+            self._release(entry)
 
     def compiling(self) -> None:
         """Settles what is in flight: torch.compile is about to look at a function, perhaps at one of the model."""
@@ -224,7 +224,7 @@ class Flights:
                 step.apply([pending for pending in exchanges if pending.step is step])
         if self.priorities is None or not self.priorities.recording_now:
             for pending in exchanges:
-                self.release(pending.entry)
+                self._release(pending.entry)
 
     def _update_others(self, exchanges: Sequence[PendingExchange]) -> None:
         """Makes updates whose gradients are in, the soonest needed first, until those of `exchanges` are."""
@@ -270,7 +270,7 @@ class Flights:
         finally:
             priorities.end_recording(ended_well)
             for entry in self._entries:
-                self.release(entry)
+                self._release(entry)
 
     @contextmanager
     def _evaluation(self) -> Iterator[None]:
@@ -323,8 +323,8 @@ class Flights:
             self._overtaken.pop(entry, None)
         self._bring(entries)
 
-    def release(self, entry: SyncedParameter) -> None:
-        """As a `Watcher`: stops watching the parameter, unless there is a reason of its own."""
+    def _release(self, entry: SyncedParameter) -> None:
+        """Stops watching the parameter, unless there is a reason of its own."""
         if entry not in self._exchanges and entry not in self._overtaken:
             unwatch(entry.param)
 

@@ -22,7 +22,7 @@ from poseidon.torch.model.passes import Mode
 from poseidon.torch.model.stored_parameter import StoredParameter
 from poseidon.torch.tensors.ownership import is_allocated, is_shared
 from poseidon.torch.tensors.pending_gradient import GradientGone, PendingGradient
-from poseidon.torch.tensors.watched import raw_grad, unwatch, watch
+from poseidon.torch.tensors.watched import Watcher, raw_grad, unwatch, watch
 
 _DENSE_EXCHANGES = 16
 
@@ -350,7 +350,7 @@ class SyncedParameter(SyncedLayer):
         self._placeholder = None
 
 
-class Rereads:
+class Rereads(Watcher):
     """Parameters that are read in the backward pass in which the servers update them.
 
     Recomputation (`torch.utils.checkpoint`) repeats a part of the forward pass, and must see the values of then. As a
@@ -400,16 +400,6 @@ class Rereads:
     def taken(self, entry: SyncedParameter) -> None:
         """Someone has taken the parameter out of its module."""
         self._seen = self._seen or torch._C._current_graph_task_id() != -1
-
-    def release(self, entry: SyncedParameter) -> None:
-        """Nobody else has it watched."""
-        unwatch(entry.param)
-
-    def gradient_wanted(self, entry: SyncedParameter) -> None:
-        """`.grad` is about to be read, which needs no care."""
-
-    def gradient_replaced(self, entry: SyncedParameter) -> None:
-        """`.grad` has been set, which needs no care."""
 
 
 @collector_paused()

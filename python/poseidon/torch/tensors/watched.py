@@ -16,7 +16,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -53,26 +53,19 @@ class Owned(Protocol):
         """The modules that have the parameter as one of their own."""
 
 
-_Entry = TypeVar("_Entry", bound=Owned)
-_EntryOfWatcher = TypeVar("_EntryOfWatcher", bound=Owned, contravariant=True)
-
-
-class Watcher(Protocol[_EntryOfWatcher]):
+class Watcher:
     """The object that is told of uses. Each call is about parameters of `watch(param, watcher, entry)`."""
 
-    def used(self, entries: Sequence[_EntryOfWatcher]) -> None:
+    def used(self, entries: Sequence[Any]) -> None:
         """Their values are needed now: must unwatch all of them, or raise."""
 
-    def taken(self, entry: _EntryOfWatcher) -> None:
+    def taken(self, entry: Any) -> None:
         """Someone has asked its module for it, by name: the values may be needed in a way that is not seen."""
 
-    def release(self, entry: _EntryOfWatcher) -> None:
-        """Whoever has had it watched needs that no longer: must unwatch it unless it is watched for something else."""
-
-    def gradient_wanted(self, entry: _EntryOfWatcher) -> None:
+    def gradient_wanted(self, entry: Any) -> None:
         """`.grad` is about to be read."""
 
-    def gradient_replaced(self, entry: _EntryOfWatcher) -> None:
+    def gradient_replaced(self, entry: Any) -> None:
         """`.grad` has been set to something else."""
 
 
@@ -180,7 +173,7 @@ def _watched_class(kind: type) -> type:
     return type(f"Watched{kind.__name__}", (Watched, kind), {"_poseidon_class": kind})
 
 
-def watch(param: Any, watcher: Watcher[_Entry], entry: _Entry) -> None:
+def watch(param: Any, watcher: Watcher, entry: Owned) -> None:
     """Tells `watcher` of the next use of `param`, the parameter of `entry`."""
     references = weakref.ref(watcher), weakref.ref(entry)
     if isinstance(param, Watched):
@@ -205,7 +198,7 @@ def unwatch(param: Any) -> None:
                 _unwatch_table(module)
 
 
-def _told(param: Watched) -> tuple[Watcher[Any], Any] | None:
+def _told(param: Watched) -> tuple[Watcher, Any] | None:
     """Whom to tell of a use, and of which entry; None if the model is gone, so that nobody watches any more."""
     watcher, entry = param._poseidon_watch.watcher(), param._poseidon_watch.entry()
     if watcher is None or entry is None:
@@ -229,7 +222,7 @@ def unnoticed(params: Iterable[Any]) -> Iterator[None]:
 
 def touch(values: Any) -> None:
     """Tells the watchers of all watched parameters in `values` (nested lists, tuples and dicts) of a use."""
-    found: dict[Watcher[Any], list[Any]] = {}
+    found: dict[Watcher, list[Any]] = {}
     for param in list(_watched_in(values)):
         if (told := _told(param)) is not None:
             found.setdefault(told[0], []).append(told[1])
