@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import poseidon.torch as poseidon
 import workers
-from poseidon.torch.exchange.backward_end import caller_of_backward
+from poseidon.torch.exchange.runs import caller_of_backward
 from torch_cases import all_equal, digest, own_rows
 
 STEPS = 4

@@ -33,10 +33,9 @@ from poseidon.torch.process.context import context_of
 from poseidon.torch.process.process_groups import default_group, has_same_ranks
 from poseidon.torch.tensors.compatibility import compiler
 from poseidon.torch.training import torch_arguments
-from poseidon.torch.training.copies import ModelCopies
+from poseidon.torch.training.copies import ModelCopies, keep_in_state_dict
 from poseidon.torch.training.insight import ModelInsight
 from poseidon.torch.training.reducer import Reducer, logging_data
-from poseidon.torch.training.residual_state import keep_in_state_dict
 from poseidon.torch.training.trained_model import ModelJoinHook, TrainedModel
 
 _MIB = 1 << 20

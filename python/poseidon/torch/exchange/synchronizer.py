@@ -27,12 +27,11 @@ from poseidon.adapter.step_check import StepCheck
 from poseidon.errors import PoseidonError
 from poseidon.options import Settings
 from poseidon.schemes import takes_factors
-from poseidon.torch.exchange.backward_end import BackwardEnd, caller_of_backward, in_compiled_backward
 from poseidon.torch.exchange.comm_hooks import HookedTransfer
 from poseidon.torch.exchange.flights import Flights
 from poseidon.torch.exchange.model_layers import ModelLayers
 from poseidon.torch.exchange.pending_exchange import PendingExchange, Sending
-from poseidon.torch.exchange.runs import BackwardRun, Runs
+from poseidon.torch.exchange.runs import BackwardEnd, BackwardRun, Runs, caller_of_backward, in_compiled_backward
 from poseidon.torch.exchange.transfer import Transfer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.passes import Mode, Passes

@@ -18,7 +18,7 @@ from poseidon.adapter.layer import WireChoice
 from poseidon.adapter.replica_check import replica_check
 from poseidon.adapter.stats import latest_synchronization
 from poseidon.errors import InvalidArgument, Mismatch, PoseidonError
-from poseidon.torch.exchange.weights import Weight
+from poseidon.torch.exchange.transfer import Weight
 from poseidon.torch.local_sgd.averaging import PLAIN_MEAN, Averaging, MeanOfParameters, OuterNesterov, OuterUpdate
 from poseidon.torch.local_sgd.fragments import Fragments, Streaming
 from poseidon.torch.model.collect import collect_parameters, describe

@@ -17,14 +17,13 @@ from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.arguments import check_arguments, features_of
-from poseidon.torch.optimizer.clipping import Clipping, make_clipping
 from poseidon.torch.optimizer.hyperparameters import ComparedHyperparameters
 from poseidon.torch.optimizer.known import updates_per_parameter
 from poseidon.torch.optimizer.rules import algorithm_of, check_aggregator, check_options, entries_of
 from poseidon.torch.optimizer.server_update import ServerUpdate
 from poseidon.torch.optimizer.succession import Tenure, enter, succeed
 from poseidon.torch.optimizer.undo import UpdateUndo
-from poseidon.torch.optimizer.worker_update import WholeStep, WorkerUpdate
+from poseidon.torch.optimizer.worker_update import Clipping, WholeStep, WorkerUpdate, make_clipping
 from poseidon.torch.optimizer.wrapper import STATE_HOOKS, STEP_HOOKS, OptimizerWrapper, described, loss_of
 from poseidon.torch.tensors.memory import held_bytes
 

@@ -30,7 +30,7 @@ from poseidon.torch.exchange.comm_hooks import HookedTransfer, PowerSGDHook, is_
 from poseidon.torch.exchange.mover import make_transfer
 from poseidon.torch.exchange.runs import BackwardRun
 from poseidon.torch.exchange.synchronizer import Synchronizer
-from poseidon.torch.exchange.weights import Weight
+from poseidon.torch.exchange.transfer import Weight
 from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import collect_parameters, describe
 from poseidon.torch.model.collector import collector_paused
@@ -39,8 +39,7 @@ from poseidon.torch.model.replica import Replica, Unwatched
 from poseidon.torch.process.context import memberships
 from poseidon.torch.process.process_groups import default_group
 from poseidon.torch.training.buffers import ModelBuffers
-from poseidon.torch.training.empty_steps import EmptySteps
-from poseidon.torch.training.optimizers_in_backward import OptimizersInBackward
+from poseidon.torch.training.program_optimizers import EmptySteps, OptimizersInBackward
 
 
 class TrainedModel:

@@ -1,22 +1,19 @@
-"""Steps of an optimizer whose backward pass has reached no parameter of a wrapped model.
-
-A loss on one rank may have nothing to do with the model: a fresh zero for a batch that is left out. No hook of a
-parameter then runs, and this rank's next exchange would meet the one that the others are in. So it takes part in theirs
-when the optimizer's step() is called, with nothing to contribute, which is what a gradient of zeros means.
-"""
+"""Optimizers of the program's own whose steps the exchange has to know of."""
 
 from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from poseidon.errors import InvalidArgument
 from poseidon.torch.exchange.synchronizer import Synchronizer
+from poseidon.torch.model.parameters import SyncedParameter
 
 _watchers: weakref.WeakSet[EmptySteps] = weakref.WeakSet()
 _registered: list[Any] = []
@@ -24,6 +21,10 @@ _registered: list[Any] = []
 
 class EmptySteps:
     """Watches the steps of all optimizers that have parameters of one model.
+
+    A loss on one rank may have nothing to do with the model: a fresh zero for a batch that is left out. No hook of a
+    parameter then runs, and this rank's next exchange would meet the one that the others are in. So it takes part in
+    theirs when the optimizer's step() is called, with nothing to contribute, which is what a gradient of zeros means.
 
     `paused`: whether ranks make different steps at the moment, which others take care of.
     """
@@ -76,3 +77,37 @@ def _before_step(optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dic
         return
     for watcher in list(_watchers):
         watcher.before(optimizer)
+
+
+class OptimizersInBackward:
+    """Optimizers that torch's `_apply_optimizer_in_backward` has given to parameters.
+
+    By themselves they would update with this rank's own gradient as soon as it exists. This takes their hooks away, and
+    makes their steps when the exchange is over. Without any it does nothing.
+    """
+
+    def __init__(self, entries: Sequence[SyncedParameter]) -> None:
+        self._params = [entry.param for entry in entries if hasattr(entry.param, "_in_backward_optimizers")]
+        if not self._params:
+            return
+        taken = next((entry.name for entry in entries if entry.updater is not None or entry.on_servers), None)
+        if taken is not None:
+            raise InvalidArgument(
+                f"parameter {taken} has a DistributedOptimizer, and others have an optimizer that runs in backward "
+                "(_apply_optimizer_in_backward): use one of the two for the model"
+            )
+        from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
+
+        for param in self._params:
+            for handle in param_to_optim_hook_handle_map.get(param, []):
+                handle.remove()
+
+    def step(self) -> None:
+        """Updates the parameters, whose gradients are now the mean over the ranks; as torch does, clears those."""
+        for param in self._params:
+            if param.grad is None:
+                continue
+            with torch.no_grad():
+                for optimizer in param._in_backward_optimizers:  # type: ignore[attr-defined]
+                    optimizer.step()
+            param.grad = None
