@@ -75,6 +75,7 @@ class _Staged:
     divisor: int
     buffer: torch.Tensor | None  # what receives the result; None: `result_rows` reads it
     host: torch.Tensor | None  # what it is received into before; None: it is made of the gathered parts
+    sent: Sequence[torch.Tensor] = ()  # gathered parts may lie there until the result is made
     started: threading.Event = field(default_factory=threading.Event)  # or never will be, because of an error
 
 
@@ -106,6 +107,7 @@ class StagedTransfer(Transfer):
     def factors(self, layer: int, factors: Factors, buffer: torch.Tensor, divisor: int, scheme: str) -> None:
         hosts, copied = self._send((*factors.lefts, *factors.rights))
         staged, count = self._receiving(layer, buffer, divisor, scheme), len(factors.lefts)
+        staged.sent = hosts
         start = partial(self._client.start_factors, layer, hosts[:count], hosts[count:], staged.host, divisor)
         self._stage(layer, staged, copied, start)
 
