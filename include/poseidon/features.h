@@ -39,7 +39,7 @@ struct FeatureClause {
 /// A row of the table of features.
 struct FeatureFacts {
   std::string_view name;
-  std::string_view written;  // what users write for it; {} is the value that they give
+  std::string_view written;  // what users write for it
   std::span<const FeatureClause> needs;
   std::span<const FeatureClause> breaks;
   std::string_view remedy;  // how to do without it
@@ -73,8 +73,8 @@ class FeatureSet {
   /// Whether the property is true: none of the features breaks it.
   bool keeps(Property property) const;
   /// ErrorCode::invalid_argument if two of the features exclude each other. The text names both, as users write them,
-  /// and says why and what to do. `value`: what they give for a feature that has one.
-  Status check(std::string_view value = {}) const;
+  /// and says why and what to do.
+  Status check() const;
 
  private:
   std::uint32_t bits_ = 0;

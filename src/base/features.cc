@@ -38,19 +38,11 @@ const FeatureClause* clause_of(std::span<const FeatureClause> clauses, Property 
   return nullptr;
 }
 
-/// What users write for the feature, with their value.
-std::string written(const FeatureFacts& feature, std::string_view value) {
-  std::string text(feature.written);
-  if (const std::size_t place = text.find("{}"); place != std::string::npos) text.replace(place, 2, value);
-  return text;
-}
-
 /// Says why `one` cannot be with `other`, which breaks what it needs. The text is empty if it can.
-std::string objection(const FeatureFacts& one, const FeatureFacts& other, std::string_view value) {
+std::string objection(const FeatureFacts& one, const FeatureFacts& other) {
   for (const FeatureClause& need : one.needs)
     if (const FeatureClause* broken = clause_of(other.breaks, need.property); broken != nullptr)
-      return refusal_of({written(one, value), need.why, one.remedy},
-                        {written(other, value), broken->why, other.remedy});
+      return refusal_of({one.written, need.why, one.remedy}, {other.written, broken->why, other.remedy});
   return "";
 }
 
@@ -83,11 +75,11 @@ bool FeatureSet::keeps(Property property) const {
   return true;
 }
 
-Status FeatureSet::check(std::string_view value) const {
+Status FeatureSet::check() const {
   for (std::size_t i = 0; i < std::size(kFeatures); ++i)
     for (std::size_t k = 0; k < std::size(kFeatures); ++k) {
       if (!has(static_cast<Feature>(i)) || !has(static_cast<Feature>(k))) continue;
-      if (std::string why = objection(kFeatures[i], kFeatures[k], value); !why.empty())
+      if (std::string why = objection(kFeatures[i], kFeatures[k]); !why.empty())
         return {ErrorCode::invalid_argument, std::move(why)};
     }
   return {};

@@ -5,7 +5,6 @@
 
 #include "base/clock.h"
 #include "base/invariant.h"
-#include "poseidon/features.h"
 #include "wire/update_rule.h"
 
 namespace poseidon {
@@ -136,12 +135,10 @@ Status Steps::set_rule(std::uint32_t layer, const UpdateRule& rule, bool compare
   // Where machines or racks push, those send it that push for rank 0's.
   const Cluster& cluster = plan_base_.cluster;
   const auto& hosts = cluster.racks.empty() ? cluster.hosts : cluster.racks;
-  if (rule.aggregator != kSumAggregator) {
-    FeatureSet features(options_);
-    features.add(Feature::aggregator);
-    if (!hosts.empty()) features.add(Feature::sums_of_machines);
-    if (Status why = features.check("'" + rule.aggregator + "'"); !why.ok()) return why;
-  }
+  if (!hosts.empty() && rule.aggregator != kSumAggregator)
+    return {ErrorCode::invalid_argument, "aggregator " + rule.aggregator +
+                                             " needs each worker's own gradient, but workers of one machine add " +
+                                             "theirs up first: give all workers reduce_by_host=off"};
   const bool of_first_host = !hosts.empty() && hosts[static_cast<std::size_t>(options_.rank)] == hosts.front();
   if (options_.rank == 0 || of_first_host || ends_without_0) layers_[layer]->unit->rule = rule;
   layers_[layer]->unit->rule_digest = compared ? wire::digest_of(rule) : 0;

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import poseidon
-from poseidon.errors import InvalidArgument, PoseidonError
+from poseidon.errors import PoseidonError
 from test_exchange_api import joined, part_of, run
 
 STEPS = 4
@@ -49,38 +49,20 @@ def push_aggregated(exchange: poseidon.Exchange, name: str, average: bool) -> No
     exchange.push_pull("w", np.zeros(5000), average=average)
 
 
-def unusable_aggregator(port: int, name: str, average: bool, message: str) -> None:
-    exchange = joined(port)
+def unusable_aggregator(port: int, name: str, average: bool, options: dict[str, Any], message: str) -> None:
+    exchange = joined(port, **options)
     with pytest.raises(PoseidonError, match=message):  # of any call: another rank may be the first to hear it
         push_aggregated(exchange, name, average)
 
 
 @pytest.mark.parametrize(
-    ("name", "average", "message"),
+    ("name", "average", "options", "message"),
     [
-        ("mode", True, "no aggregator 'mode', but sum, median"),
-        ("median", False, "takes the place of a mean"),
+        ("mode", True, {}, "no aggregator 'mode', but sum, median"),
+        ("median", False, {}, "takes the place of a mean"),
+        ("median", True, {"consistency": "async"}, "use consistency=bsp"),
+        ("median", True, {"reduce_order": "arrival"}, "use reduce_order=rank"),
     ],
 )
-def test_servers_say_why_they_cannot_aggregate(name: str, average: bool, message: str) -> None:
-    run(2, unusable_aggregator, name, average, message)
-
-
-def refused_rule(port: int, options: dict[str, Any], message: str) -> None:
-    exchange = joined(port, **options)
-    exchange.declare({"w": np.zeros(10, np.float32)})
-    with pytest.raises(InvalidArgument, match=message):
-        exchange.set_rule("w", poseidon.UpdateRule("none", aggregator="median"))
-    exchange.close()  # the job goes on without the rule
-
-
-@pytest.mark.parametrize(
-    ("options", "other", "remedy"),
-    [
-        ({"consistency": "async"}, "consistency=async", "use consistency=bsp"),
-        ({"reduce_order": "arrival"}, "reduce_order=arrival", "use reduce_order=rank"),
-    ],
-)
-def test_the_call_that_sets_the_rule_is_refused_on_every_rank(options: dict[str, Any], other: str, remedy: str) -> None:
-    """Before any rank pushes."""
-    run(2, refused_rule, options, f"aggregator='median' and {other} exclude each other.*{remedy}")
+def test_servers_say_why_they_cannot_aggregate(name: str, average: bool, options: dict[str, Any], message: str) -> None:
+    run(2, unusable_aggregator, name, average, options, message)

@@ -123,7 +123,9 @@ struct ServerCore::Job {
         shard(first.worker_count, reduction, threads, allowance.memory),
         shard_of_hosts(first.host ? std::make_unique<Shard>(first.host->count, reduction, threads, allowance.memory)
                                   : nullptr),
-        host_count(first.host ? first.host->count : 0) {}
+        host_count(first.host ? first.host->count : 0) {
+    if (shard_of_hosts) shard_of_hosts->take_machines();
+  }
 
   /// Whether a worker with this hello ends the job. A worker of a later generation does. If `runs_follow`, a worker of
   /// another run does, too, when this run has lost workers so that it cannot go on.

@@ -13,7 +13,6 @@
 #include "base/insertion_map.h"
 #include "base/pinned.h"
 #include "base/thread.h"
-#include "poseidon/features.h"
 #include "poseidon/options.h"
 #include "server/core/chunk_handover.h"
 #include "server/core/core_job_report.h"
@@ -110,7 +109,6 @@ class ServerCore final : public HandoverCore, private Receiver, private Pinned {
   static Status check_place(Connection& connection, const wire::Header& header);
   Status objection(const JobName& name, const wire::Hello& hello) const;
   std::string pace_objection(const Job* job, const wire::Hello& hello) const;
-  FeatureSet features_with(const wire::Hello& hello) const;
   Result<Job*> job_of(const JobName& name, const wire::Hello& hello);
   static Status replaced_by(const wire::Hello& next, const Job& job);
   void end_generation(std::unique_ptr<Job> job, const Status& why);

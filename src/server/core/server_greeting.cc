@@ -77,19 +77,14 @@ std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello)
   if (job != nullptr && job->pace != *hello.pace)
     return rank + " has other options than the job's other ranks: give all the same stragglers, straggler_factor, " +
            "straggler_steps, consistency and staleness";
-  const Status why = features_with(hello).check();
-  return why.ok() ? "" : "of this server's options and the job's, " + why.message();
-}
-
-/// What this server's options give, and those that a job's worker tells of. The hello has a pace.
-FeatureSet ServerCore::features_with(const wire::Hello& hello) const {
   Options asked;
   asked.stragglers = hello.pace->stragglers;
   asked.consistency = hello.pace->consistency;
   FeatureSet features(options_);
   features.add(FeatureSet(asked));
   if (hello.host) features.add(Feature::sums_of_machines);
-  return features;
+  if (Status why = features.check(); !why.ok()) return "of this server's options and the job's, " + why.message();
+  return "";
 }
 
 Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hello& hello) {
@@ -113,9 +108,8 @@ Result<ServerCore::Job*> ServerCore::job_of(const JobName& name, const wire::Hel
   job->shard.set_pace(job->pace, loop_.get(), [this, name](std::uint32_t rank, const std::string& text) {
     if (surroundings_.on_late_rank) surroundings_.on_late_rank(name, rank, text);
   });
-  Shard& keeper = job->shard_of_values();
-  keeper.set_features(features_with(hello));
   if (surroundings_.checkpoints != nullptr) {
+    Shard& keeper = job->shard_of_values();
     keeper.set_checkpoint(std::make_unique<ShardCheckpoint>(*surroundings_.checkpoints,
                                                             checkpoint_job(name.name, name.key_id), options_, *loop_,
                                                             keeper.pool().shared_from_this()));

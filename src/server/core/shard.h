@@ -16,7 +16,6 @@
 #include "base/pinned.h"
 #include "base/thread.h"
 #include "poseidon/client.h"
-#include "poseidon/features.h"
 #include "server/checkpoint/shard_checkpoint.h"
 #include "server/chunk/chunk_state.h"
 #include "server/chunk/stored_chunk.h"
@@ -45,8 +44,9 @@ class Shard : private Pinned {
   /// Sets what saves and restores the values that this shard stores. Call it before the first message.
   void set_checkpoint(std::unique_ptr<ShardCheckpoint> checkpoint) { checkpoint_ = std::move(checkpoint); }
 
-  /// Sets what the job and this server have, with which rules must go together. Call it before the first message.
-  void set_features(const FeatureSet& features) { features_ = features; }
+  /// Says that contributions are sums of machines, so that no aggregator can have each worker's own gradient. Call it
+  /// before the first message.
+  void take_machines() { takes_machines_ = true; }
 
   /// Sets whom steps wait for; by default they wait for all ranks. Call it before the first message. For `loop` and
   /// `on_notice` see PaceSurroundings.
@@ -176,7 +176,7 @@ class Shard : private Pinned {
   std::unique_ptr<ShardPace> pace_;
   std::unordered_map<std::uint64_t, Entry> entries_;  // by unit << 32 | chunk
   std::unordered_map<std::uint64_t, Rule> rules_;     // by rule_key
-  FeatureSet features_;
+  bool takes_machines_ = false;
   bool collects_ = false;                        // some rule has had an aggregator other than the sum
   std::unique_ptr<ShardCheckpoint> checkpoint_;  // null: nothing is saved
 

@@ -79,20 +79,6 @@ TEST(Features, SumsOfMachinesExcludeWhatLeavesRanksOut) {
   EXPECT_FALSE(alone.keeps(Property::own_gradients));
 }
 
-TEST(Features, AnAggregatorExcludesWhatLeavesNoGradientsToReduce) {
-  const auto arrival = [](Options& options) { options.reduce_order = ReduceOrder::arrival; };
-  for (const std::function<void(Options&)>& change : {std::function<void(Options&)>(ssp), {async}, {arrival}}) {
-    FeatureSet features = set_of(change);
-    features.add(Feature::aggregator);
-    const Status status = features.check("'median'");
-    EXPECT_EQ(status.code(), ErrorCode::invalid_argument);
-    EXPECT_TRUE(contains(status.message(), "aggregator='median' and ")) << status.message();
-  }
-  FeatureSet with_drop = set_of(drop);
-  with_drop.add(Feature::aggregator);
-  EXPECT_TRUE(with_drop.check("'median'").ok());
-}
-
 TEST(Features, EveryRowIsComplete) {
   std::set<std::string_view> written;
   for (const FeatureFacts& feature : all_features()) {

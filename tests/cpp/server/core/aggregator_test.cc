@@ -214,17 +214,6 @@ TEST(Aggregators, TakeThePlaceOfWideAggregation) {
   loop.stop();
 }
 
-/// Of a job whose worker cannot know of it, as of a dedicated server's own options.
-TEST(Aggregators, ThatDoNotGoWithTheServersOptionsAreRefusedByTheTable) {
-  Options options;
-  options.reduce_order = ReduceOrder::arrival;
-  Collecting job(2);
-  job.shard.set_features(FeatureSet(options));
-  const Status status = set_rule(job.shard, rule_with("median"), 2);
-  expect_refused(status, "aggregator='median' and reduce_order=arrival exclude each other");
-  EXPECT_TRUE(set_rule(job.shard, rule_with("sum"), 2).ok());
-}
-
 /// No step ends with a rule that the server cannot use: what it keeps stays as it was.
 TEST(Aggregators, ThatServersDoNotKnowAreRefusedAndNothingIsApplied) {
   Collecting job(2);
