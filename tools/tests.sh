@@ -11,15 +11,18 @@ cd "$(dirname "$0")/.."
 # Files whose tests judge no times and need no network of their own. Together they take about as long as the others.
 judge_no_times=(
   tests/python/test_bare_systems.py
-  tests/python/test_bench_accuracy.py
+  tests/python/test_bench_{accuracy,bound,paper,planner}.py
   tests/python/test_bench_scripts.py
   tests/python/test_bench_train.py
   tests/python/test_checkpoints.py
+  tests/python/test_cpp_library.py
   tests/python/test_examples.py
   tests/python/test_local_sgd*.py
-  tests/python/test_plan_script.py
+  tests/python/test_plan_{agrees,script}.py
+  tests/python/test_planner*.py
   tests/python/test_process_limits.py
   tests/python/test_torch_{buffers,class,drop_in,error_feedback,linear_forward,lossy,memory,powersgd_hook}.py
+  tests/python/test_torch_{compiled*,overlap_random,random_optimizers,reused_memory_random}.py
   tests/python/test_torch_{recovery,recovery_lossy,recovery_servers}.py
   tests/python/test_torch_{second_optimizer,small_groups,weights_elsewhere}.py
   tests/python/test_{exchange,torch}_random_jobs.py

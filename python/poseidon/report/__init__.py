@@ -4,10 +4,11 @@ Every rank makes a `RankRecord` (`rank_record` makes it from what an adapter rec
 One process loads all records with `load_ranks`, makes a `Report` and writes both files.
 """
 
-from poseidon.report.data import Epoch, LayerRow, RankRecord, Report, Span, load_ranks, save_rank
-from poseidon.report.page import write_html
+from poseidon.report.data import Epoch, LayerRow, RankRecord, Report, Span, load_ranks, save_rank, slowest_step_s
+from poseidon.report.page import headlines, write_html
 from poseidon.report.run import report_of_run
 from poseidon.report.steps import rank_record
+from poseidon.report.svg import bytes_text, percent_text
 from poseidon.report.trace import write_trace
 
 __all__ = [
@@ -16,10 +17,14 @@ __all__ = [
     "RankRecord",
     "Report",
     "Span",
+    "bytes_text",
+    "headlines",
     "load_ranks",
+    "percent_text",
     "rank_record",
     "report_of_run",
     "save_rank",
+    "slowest_step_s",
     "write_html",
     "write_trace",
 ]
