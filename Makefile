@@ -72,7 +72,7 @@ sanitize: $(STAMP)
 
 # Loops, flows, clients, servers and the simulation under one of the two (SANITIZERS), compiled in less time.
 sanitize-part: $(STAMP)
-	ROOMS="base;bindings;client;server;transport" tools/cpp_tests.sh $(or $(SANITIZERS),thread) \
+	ROOMS="$(or $(ROOMS),base;bindings;client;server;transport)" tools/cpp_tests.sh $(or $(SANITIZERS),thread) \
 	  build/sanitize-part-$(firstword $(subst $(comma), ,$(or $(SANITIZERS),thread)))
 
 # Coverage-guided fuzzing of the decoders; needs clang. SECONDS each.

@@ -53,11 +53,16 @@ struct Place {
 
 class LateRank : public ::testing::TestWithParam<Place> {
  protected:
-  /// The options of ranks that meet at this place.
+  /// The options of ranks that meet at this place, where the server waits for them, if there is one.
   std::vector<Options> options(int world_size, milliseconds timeout = std::chrono::seconds(20)) {
+    serve();
+    return options_before_serving(world_size, timeout);
+  }
+  /// The same before the server runs, and so before this process has threads: call serve() then.
+  std::vector<Options> options_before_serving(int world_size, milliseconds timeout = std::chrono::seconds(20)) const {
     auto all = cluster_options(world_size, timeout);
     for (Options& one : all) {
-      if (GetParam().dedicated) one.servers = {server_->address()};
+      if (GetParam().dedicated) one.servers = {"127.0.0.1:" + std::to_string(port_)};
       one.server_cores = GetParam().server_cores;
       one.transport = GetParam().transport;
       one.flows = 2;
@@ -66,6 +71,9 @@ class LateRank : public ::testing::TestWithParam<Place> {
     }
     return all;
   }
+  void serve() {
+    if (GetParam().dedicated && !server_) server_ = std::move(Server::listen(Options(), port_).value());
+  }
   std::vector<Layer> layers() const {
     std::vector<Layer> all;
     for (const char* name : {"first", "second"}) all.push_back(matrix_layer(name, kRows, kCols, GetParam().scheme));
@@ -73,7 +81,8 @@ class LateRank : public ::testing::TestWithParam<Place> {
   }
 
  private:
-  std::unique_ptr<Server> server_ = std::move(Server::listen(Options(), 0).value());
+  std::uint16_t port_ = free_port();
+  std::unique_ptr<Server> server_;
 };
 
 /// Leaves, and notes when it has said so.
@@ -189,8 +198,9 @@ TEST_P(LateRank, IsNotWaitedForByWhoeverIsInterruptedOrHasFailed) {
 }
 
 TEST_P(LateRank, ThatDiesKeepsNobodyThatLeaves) {
-  const auto all = options(2);
+  const auto all = options_before_serving(2);
   ChildRank child(all[1], layers());
+  serve();
   auto client = Client::connect(all[0], nullptr, always);
   ASSERT_TRUE(client.ok()) << client.status().message();
   const auto added = client.value()->add_layers(layers(), false, always);
@@ -209,18 +219,20 @@ TEST_P(LateRank, ThatDiesKeepsNobodyThatLeaves) {
 TEST_P(LateRank, LearnsAtOnceThatARankHasDiedWhileItLeft) {
   if (GetParam().dedicated && GetParam().scheme == Scheme::sfb)
     GTEST_SKIP() << "the others have its factors already and need nothing more of it";
-  const auto all = options(3);
+  const auto all = options_before_serving(3);
   ChildRank child(all[2], layers(), [](Client& client) {
     Part part;
     if (part.start(client, kFirstLayer).ok()) client.shutdown();
   });
+  serve();
   std::vector<std::unique_ptr<Client>> clients(2);
-  std::uint32_t layer = 0;
+  std::array<std::uint32_t, 2> first_layers{};
   run_ranks(2, [&](int rank) {
     const auto index = static_cast<std::size_t>(rank);
     clients[index] = std::move(Client::connect(all[index], nullptr, always).value());
-    layer = clients[index]->add_layers(layers(), false, always).value().first_layer;
+    first_layers[index] = clients[index]->add_layers(layers(), false, always).value().first_layer;
   });
+  const std::uint32_t layer = first_layers[0];
   ASSERT_EQ(layer, kFirstLayer);
   Part part;
   ASSERT_TRUE(part.start(*clients[0], layer).ok());  // rank 1 never does
