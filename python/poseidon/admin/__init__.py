@@ -6,21 +6,3 @@ from poseidon.admin.client import AdminClient, HttpClient
 from poseidon.admin.http_server import AdminServer
 from poseidon.admin.prometheus import CONTENT_TYPE, Metric, families, labels
 from poseidon.admin.service import AdminService, Served
-
-__all__ = [
-    "CONTENT_TYPE",
-    "Address",
-    "AdminClient",
-    "AdminServer",
-    "AdminService",
-    "Answer",
-    "HttpClient",
-    "Metric",
-    "Served",
-    "families",
-    "json_answer",
-    "labels",
-    "read_token",
-    "text_answer",
-    "to_read",
-]

@@ -1,5 +1,3 @@
 """The command line: `poseidon run`, `testbed`, `server`, `bench`, `version`."""
 
 from poseidon.cli.main import main
-
-__all__ = ["main"]

@@ -2,5 +2,3 @@
 
 from poseidon.doctor.records import Record, group, load
 from poseidon.doctor.verdict import Verdict, diagnose
-
-__all__ = ["Record", "Verdict", "diagnose", "group", "load"]

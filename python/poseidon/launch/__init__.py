@@ -8,5 +8,3 @@ from poseidon.launch.environment import free_port
 from poseidon.launch.launcher import launch, run_workers
 from poseidon.launch.outcome import Failure, Outcome
 from poseidon.launch.run import OnLine
-
-__all__ = ["Failure", "OnLine", "Outcome", "free_port", "launch", "run_workers"]

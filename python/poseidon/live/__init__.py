@@ -6,14 +6,3 @@ A worker keeps its figures in a file in the memory of its machine. It listens on
 from poseidon.live.board import Board, read_boards
 from poseidon.live.figures import LayerFigures, LinkFigures, WorkerFigures, plain
 from poseidon.live.links import LinkMeter, own_addresses
-
-__all__ = [
-    "Board",
-    "LayerFigures",
-    "LinkFigures",
-    "LinkMeter",
-    "WorkerFigures",
-    "own_addresses",
-    "plain",
-    "read_boards",
-]

@@ -31,8 +31,6 @@ MODELS: dict[str, Callable[[], ModelTable]] = {
     "DLRM": dlrm,
 }
 
-__all__ = ["DEVICES", "MODELS", "LayerSpec", "ModelTable", "ParameterSpec", "model_table", "scaled"]
-
 
 def _simplified(name: str) -> str:
     return "".join(character for character in name.lower() if character.isalnum())

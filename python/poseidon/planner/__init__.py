@@ -10,17 +10,3 @@ from poseidon.planner.predict import Planner, Prediction
 from poseidon.planner.recorded import RecordedRun, read_run
 from poseidon.planner.report import make_report
 from poseidon.planner.what_if import Change, what_if
-
-__all__ = [
-    "Change",
-    "ClusterSpec",
-    "Exchange",
-    "Pace",
-    "Planner",
-    "Prediction",
-    "RecordedRun",
-    "make_report",
-    "read_run",
-    "simulate_pace",
-    "what_if",
-]

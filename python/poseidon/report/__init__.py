@@ -10,21 +10,3 @@ from poseidon.report.run import report_of_run
 from poseidon.report.steps import rank_record
 from poseidon.report.svg import bytes_text, percent_text
 from poseidon.report.trace import write_trace
-
-__all__ = [
-    "Epoch",
-    "LayerRow",
-    "RankRecord",
-    "Report",
-    "Span",
-    "bytes_text",
-    "headlines",
-    "load_ranks",
-    "percent_text",
-    "rank_record",
-    "report_of_run",
-    "save_rank",
-    "slowest_step_s",
-    "write_html",
-    "write_trace",
-]

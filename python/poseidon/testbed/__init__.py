@@ -4,19 +4,3 @@ from poseidon.testbed.layout import CONGESTION_CONTROLS, MOST_PORTS, Layout
 from poseidon.testbed.network import HOST_DEVICE, Host, TestbedError, make_hosts, missing_requirements
 from poseidon.testbed.state import Record, records
 from poseidon.testbed.testbed import Testbed, remove, remove_all
-
-__all__ = [
-    "CONGESTION_CONTROLS",
-    "HOST_DEVICE",
-    "MOST_PORTS",
-    "Host",
-    "Layout",
-    "Record",
-    "Testbed",
-    "TestbedError",
-    "make_hosts",
-    "missing_requirements",
-    "records",
-    "remove",
-    "remove_all",
-]

@@ -4,5 +4,3 @@ from poseidon.watch.client import fetch
 from poseidon.watch.lateness import Lateness, latest_worker
 from poseidon.watch.service import WatchService
 from poseidon.watch.table import is_silent, tables
-
-__all__ = ["Lateness", "WatchService", "fetch", "is_silent", "latest_worker", "tables"]
