@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,27 +16,25 @@ Bytes = NDArray[np.uint8]
 """Bytes in host memory, in one dimension."""
 
 
-class Arrays(ABC):
+class Arrays(Protocol):
     """Turns a framework's arrays into bytes for other ranks, and back. Stateless; any thread may use it.
 
     The bytes of an array are its elements in the order of its indices, without gaps, whatever the array's own layout
     and device.
     """
 
-    @abstractmethod
     def size_bytes(self, array: Any) -> int:
         """The number of bytes of an array."""
 
-    @abstractmethod
     def bytes_of(self, array: Any) -> Bytes:
         """The bytes of an array: a view of its memory or a copy."""
 
-    @abstractmethod
     def overwrite(self, array: Any, data: Bytes) -> None:
         """Replaces the elements of an array. No gradient flows through this."""
 
 
-class StateArrays(Arrays):
+@runtime_checkable
+class StateArrays(Arrays, Protocol):
     """What a framework whose state is sent and saved (`state_text.py`) implements, too."""
 
     dtypes: Mapping[str, Any] = {}
@@ -46,7 +43,6 @@ class StateArrays(Arrays):
     tuples: tuple[type, ...] = (tuple,)
     """The types of shapes and the like, which a state gives back as plain tuples."""
 
-    @abstractmethod
     def kind_of(self, value: Any) -> ArrayKind | None:
         """The kind of an array that a state may contain, or None for every other value."""
 
@@ -62,15 +58,12 @@ class StateArrays(Arrays):
         """The value that `parts_of` has taken apart. Raises ValueError for other parts."""
         raise ValueError("there are no values of parts")
 
-    @abstractmethod
     def make(self, kind: ArrayKind, data: bytearray | None = None) -> Any:
         """A new array in host memory with these bytes. Without `data` its elements are arbitrary."""
 
-    @abstractmethod
     def host_copy(self, array: Any) -> Any:
         """A copy of an array in host memory, in the order of its indices."""
 
-    @abstractmethod
     def copy(self, array: Any) -> Any:
         """A copy of an array that `make` or `host_copy` has returned."""
 

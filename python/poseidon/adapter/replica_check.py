@@ -13,11 +13,10 @@ import math
 import platform
 import time
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,26 +46,21 @@ _CAUSES = (
 )
 
 
-class Parameters(ABC):
+class Parameters(Protocol):
     """The parameters of one model, as the check looks at them. All ranks have the same ones in the same order."""
 
-    @abstractmethod
     def names(self) -> list[str]:
         """Their names."""
 
-    @abstractmethod
     def wait(self) -> None:
         """Waits for what a device computes before the digests, which is not their cost."""
 
-    @abstractmethod
     def digests(self) -> list[int]:
         """A 64-bit digest of the present value of each."""
 
-    @abstractmethod
     def values(self, index: int) -> tuple[str, NDArray[np.float64]]:
         """The dtype of one of them, and its present values in one dimension."""
 
-    @abstractmethod
     def surroundings(self) -> str:
         """What the last bits of an update may depend on: processor, device, versions."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,22 +75,18 @@ class Averaging:
         LayerTable(self.entries).connect(client, control)
         self._client, self._control = client, control
 
-    @abstractmethod
     def start(self, overlaps: bool) -> None:
         """Collective: sends the parameters. `overlaps`: they are trained on before `finish`.
 
         Raises InvalidArgument if the ranks' weights have no mean.
         """
 
-    @abstractmethod
     def settle(self) -> None:
         """Waits for what `start` has asked for, which the other ranks have started, too."""
 
-    @abstractmethod
     def finish(self, mix: float) -> None:
         """Makes each parameter `mix` times itself plus 1 − `mix` times what `start` has asked for."""
 
-    @abstractmethod
     def load(self, state: Mapping[str, Any] | None) -> None:
         """Collective: takes what `state` has returned. Rank 0's counts."""
 
