@@ -109,8 +109,12 @@ class Method:
         return traffic(table, worker_count, Exchange(scheme, self.wire, sizes=sizes, replayed=True, powersgd_rank=rank))
 
 
+def _ps(name: str, description: str, **options: Any) -> Method:
+    return Method(name, "poseidon", description, "ps", options)
+
+
 def _overlapped_ps(name: str, description: str, chunk_bytes: int | None, **options: Any) -> Method:
-    return Method(name, "poseidon", description, "ps", options, overlap=True, chunk_bytes=chunk_bytes)
+    return replace(_ps(name, description, **options), overlap=True, chunk_bytes=chunk_bytes)
 
 
 def _rounded(name: str, **changes: Any) -> list[Method]:
@@ -145,36 +149,19 @@ METHODS = {
     for method in (
         Method("none", "none", "the same processes in step, without any exchange"),
         Method("poseidon", "poseidon", "wait-free, the cheapest of ps, sfb and sharded_factors for every layer"),
-        Method("wfbp-ps", "poseidon", "wait-free, every layer through the parameter server", scheme="ps"),
+        _ps("wfbp-ps", "wait-free, every layer through the parameter server"),
         Method("wfbp-sfb", "poseidon", "wait-free, every fully connected layer by its factors", scheme="sfb"),
-        Method(
-            "wfbp-ps-alone",
-            "poseidon",
-            "wfbp-ps, and workers of one host do not add up among themselves",
-            scheme="ps",
-            options={"reduce_by_host": "off"},
-        ),
-        Method(
-            "ps-sequential",
-            "poseidon",
-            "parameter server, exchange after the whole backward pass",
-            scheme="ps",
-            options={"schedule": "sequential"},
-        ),
+        _ps("wfbp-ps-alone", "wfbp-ps, and workers of one host do not add up among themselves", reduce_by_host="off"),
+        _ps("ps-sequential", "parameter server, exchange after the whole backward pass", schedule="sequential"),
         # TensorFlow also fetched parameters only at the start of an iteration; leaving that out is in its favour and
         # keeps the partition the one difference from wfbp-ps.
-        Method(
+        _ps(
             "coarse-ps",
-            "poseidon",
             "wait-free parameter server with a whole tensor per shard, as TensorFlow cut them",
-            scheme="ps",
-            options={"partition": "coarse"},
+            partition="coarse",
         ),
         Method(
-            "project_adam",
-            "poseidon",
-            "factors to one shard, the dense matrix back (Project Adam)",
-            scheme="project_adam",
+            "project_adam", "poseidon", "factors to one shard, the dense matrix back (Project Adam)", "project_adam"
         ),
         Method(
             "overlap", "poseidon", "poseidon with DistributedOptimizer: the next forward waits by layer", overlap=True
