@@ -11,9 +11,8 @@ import pytest
 pytest.importorskip("poseidon._core")
 
 from poseidon.bench.paper import geryon, parameter_hub
-from poseidon.bench.paper.cells import CELLS, predicted
 from poseidon.bench.paper.cli import paper
-from poseidon.bench.paper.curves import NODES, panels, stalls, traffic
+from poseidon.bench.paper.curves import CELLS, NODES, panels, predicted, stalls, traffic
 from poseidon.bench.paper.page import write_page
 from poseidon.bench.training.methods import METHODS
 from poseidon.errors import InvalidArgument

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from poseidon import _core
-from poseidon.adapter.choice.log import ChoiceLog, LoggedChoice
+from poseidon.adapter.choice.choices import ChoiceLog, LoggedChoice
 from poseidon.adapter.choice.measurement import Processor, make_model
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes

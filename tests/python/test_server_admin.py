@@ -25,8 +25,7 @@ from typer.testing import CliRunner
 import poseidon
 import workers
 from poseidon.admin import Address, AdminClient
-from poseidon.admin.metrics import metrics_text
-from poseidon.admin.service import JOB_FIELDS, SERVER_FIELDS
+from poseidon.admin.service import JOB_FIELDS, SERVER_FIELDS, metrics_text
 from poseidon.cli.main import app
 from poseidon.errors import InvalidArgument, PoseidonError, Refused, Unreachable
 from poseidon.launch import free_port

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 import poseidon.torch as poseidon
 import workers
-from poseidon.adapter.balance import balanced_rows
 from poseidon.errors import InvalidArgument
+from poseidon.torch.process.collectives import balanced_rows
 from torch_cases import EXACT_SCHEMES, all_equal, assert_close, mlp, mlp_batch, parameters_digest
 from waiting import compute_for
 

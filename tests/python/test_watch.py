@@ -29,7 +29,7 @@ from poseidon.errors import InvalidArgument, PoseidonError, Refused, Unreachable
 from poseidon.live import Board, LayerFigures, LinkFigures, LinkMeter, WorkerFigures, board, read_boards
 from poseidon.torch.process.context import context
 from poseidon.watch import Lateness, WatchService, fetch, is_silent, latest_worker
-from poseidon.watch.metrics import metrics_text
+from poseidon.watch.service import metrics_text
 from waiting import compute_for
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana-dashboard.json"

@@ -20,7 +20,7 @@ from poseidon.doctor import group, load
 from poseidon.errors import InvalidArgument
 from poseidon.live import WorkerFigures, board, read_boards
 from poseidon.watch import tables
-from poseidon.watch.metrics import metrics_text
+from poseidon.watch.service import metrics_text
 from test_watch import Shown, worker
 
 TIMES = [0.1, 0.2, 0.3]

@@ -12,8 +12,7 @@ from poseidon.check.interfaces import Interface
 from poseidon.check.probe import Responder, ask
 from poseidon.exchange import Exchange, connect
 from poseidon.racks.grouping import Rates
-from poseidon.racks.machines import Machines, find_machines, make_token, share_rows
-from poseidon.racks.measure import rates_between
+from poseidon.racks.machines import Machines, find_machines, make_token, rates_between, share_rows
 from poseidon.rates import rate_text
 
 _MARK = 46  # the code point of the most urgent class

@@ -30,7 +30,7 @@ def racks(
     prints what to set.
     """
     from poseidon.racks.grouping import find_racks
-    from poseidon.racks.measure import measure_rates
+    from poseidon.racks.machines import measure_rates
 
     rank, hosts, rates = measure_rates(seconds)
     if rank != 0:

@@ -21,8 +21,7 @@ from poseidon.planner.compute import Durations
 from poseidon.planner.layers import Exchange
 from poseidon.planner.load import Load, carriers, make_load
 from poseidon.planner.messages import MessageStep
-from poseidon.planner.scheme_limits import limits_by_layer
-from poseidon.planner.workload import Workload, is_known
+from poseidon.planner.workload import Workload, is_known, limits_by_layer
 
 MOST_MESSAGE_WORKERS = 64
 _MOST_CHOICES = 1000

@@ -6,6 +6,7 @@ their costs by `poseidon.adapter`.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.priorities import Priorities
 from poseidon.models import ModelTable
 from poseidon.options import Settings
-from poseidon.planner.cluster import ClusterSpec
+from poseidon.planner.cluster import MOST_WORKERS, ClusterSpec
 from poseidon.planner.layers import Exchange, planned_layers
 from poseidon.schemes import SCHEMES, takes_factors, takes_rows
 
@@ -143,3 +144,28 @@ class Workload:
 def is_known(scheme: str) -> bool:
     """Whether predictions know a scheme for all layers: those among which `auto` chooses for dense gradients."""
     return scheme == "auto" or (scheme in SCHEMES and SCHEMES[scheme].automatic and not takes_rows(scheme))
+
+
+def limits_by_layer(work: Workload) -> dict[str, list[tuple[str, int]]]:
+    """For each layer with a choice: the schemes with the fewest bytes, and up to how many workers each has them."""
+    found = {}
+    for unit in work.units:
+        if len(unit.schemes) > 1 and not unit.members[0].row_gradient:
+            found[unit.name] = _limits(unit.members[0].asked, unit.factor_count)
+    return found
+
+
+def _limits(layer: _core.Layer, factor_count: int) -> list[tuple[str, int]]:
+    def best(count: int) -> str:
+        return _core.best_scheme(layer, factor_count, _core.Cluster(count, count))
+
+    def end_of(scheme: str, first: int) -> int:
+        """The number from which on it is another one."""
+        return bisect_left(range(MOST_WORKERS + 1), True, first, key=lambda count: best(count) != scheme)
+
+    limits, count = [], 2
+    while count <= MOST_WORKERS:
+        scheme = best(count)
+        count = end_of(scheme, count)
+        limits.append((scheme, count - 1))
+    return limits

@@ -1,17 +1,22 @@
-"""The machines of a job, as its workers tell each other. All of it is collective: every worker calls it."""
+"""The machines of a job, as its workers tell each other, and the rates between all of them.
+
+All of it is collective: every worker calls it.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 
 import numpy as np
 
 from poseidon.errors import InvalidArgument
-from poseidon.exchange import Exchange
-from poseidon.options import Settings
+from poseidon.exchange import Exchange, connect
+from poseidon.options import Settings, resolve
 from poseidon.options.interfaces import is_address
-from poseidon.racks.traffic import own_address
+from poseidon.racks.grouping import Rates
+from poseidon.racks.traffic import Mesh, own_address
 
 _ADDRESS_BYTES = 64
 _TOKEN_BYTES = 16
@@ -73,3 +78,29 @@ def _gather(exchange: Exchange, key: str, own: bytes, size_bytes: int) -> list[b
     rows[exchange.rank, : len(own)] = np.frombuffer(own, np.uint8)
     _add_up(exchange, key, rows)
     return [row.tobytes() for row in rows]
+
+
+def measure_rates(seconds: float) -> tuple[int, list[str], Rates]:
+    """Sends between all machines for `seconds`. Returns this worker's rank, the machines' addresses, and their rates.
+
+    The place in the job comes from the environment, as for training. The first worker of each machine takes part.
+    Raises PoseidonError: a machine cannot be reached, or there is only one.
+    """
+    address = listening_address(resolve())
+    with connect(reduce_by_host="off") as exchange:
+        return exchange.rank, *rates_between(exchange, address, make_token(exchange), seconds)
+
+
+def rates_between(exchange: Exchange, address: str, token: bytes, seconds: float) -> tuple[list[str], Rates]:
+    """The same within an exchange whose workers have a token. `address` is that of this machine."""
+    with contextlib.closing(Mesh.listen(address, token)) as mesh:
+        machines = find_machines(exchange, "senders", address, mesh.port)
+        count = len(machines.places)
+        if machines.own is not None:
+            mesh.connect(machines.own, machines.places)
+        exchange.barrier()
+        rates = np.zeros((count, count))
+        if machines.own is not None:
+            rates[machines.own] = mesh.measure(count, seconds)
+    share_rows(exchange, "rates", rates)
+    return machines.addresses, rates.tolist()

@@ -6,7 +6,6 @@ One process loads all records with `load_ranks`, makes a `Report` and writes bot
 
 from poseidon.report.data import Epoch, LayerRow, RankRecord, Report, Span, load_ranks, save_rank, slowest_step_s
 from poseidon.report.page import headlines, write_html
-from poseidon.report.run import report_of_run
-from poseidon.report.steps import rank_record
+from poseidon.report.run import rank_record, report_of_run
 from poseidon.report.svg import bytes_text, percent_text
 from poseidon.report.trace import write_trace

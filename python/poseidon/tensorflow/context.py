@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from poseidon.adapter.agreement import broadcast_alike
+from poseidon.adapter.arrays import Arrays, Bytes
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.process import Process
 from poseidon.options import World
-from poseidon.tensorflow.arrays import VARIABLES
 from poseidon.tensorflow.plugin import release_client
+
+
+class VariableArrays(Arrays):
+    """Variables of Keras and TensorFlow, as bytes for other ranks. Call it eagerly, not while a graph is made."""
+
+    def size_bytes(self, array: Any) -> int:
+        return math.prod(array.shape) * tf.as_dtype(array.dtype).size
+
+    def bytes_of(self, array: Any) -> Bytes:
+        return np.ascontiguousarray(array.numpy()).reshape(-1).view(np.uint8)
+
+    def overwrite(self, array: Any, data: Bytes) -> None:
+        array.assign(data.view(tf.as_dtype(array.dtype).as_numpy_dtype).reshape(array.shape))
+
+
+VARIABLES = VariableArrays()
 
 
 class _TensorFlowProcess(Process):

@@ -10,8 +10,7 @@ from typing import Annotated
 import typer
 
 from poseidon.bench.paper import geryon, parameter_hub
-from poseidon.bench.paper.cells import CELLS, predicted
-from poseidon.bench.paper.curves import NODES, panels, stalls, traffic
+from poseidon.bench.paper.curves import CELLS, NODES, panels, predicted, stalls, traffic
 from poseidon.bench.paper.figure import Figure
 from poseidon.bench.paper.page import write_page
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table

@@ -1,12 +1,14 @@
-"""The curves of Poseidon's Figures 5 to 10, predicted: speed-ups by nodes, stalls, and the traffic of each node.
+"""What Poseidon's paper says of throughput, and the same predicted with this library.
 
-The paper's text gives no numbers for most points of its curves. `SAID` has those that a sentence gives.
+`CELLS` are the speed-ups of which its prose gives numbers. The curves of Figures 5 to 10 are
+speed-ups by nodes, stalls, and the traffic of each node. The text gives no numbers for most points
+of them. `_SAID` has those that a sentence gives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -16,8 +18,64 @@ from poseidon.models import model_table
 from poseidon.planner import ClusterSpec, Exchange, Planner
 from poseidon.schemes import takes_factors
 
-NODES = (1, 2, 4, 8, 16, 32)
 GBIT = 1e9
+
+
+@dataclass(frozen=True)
+class PaperCell:
+    """A speed-up over one node that a paper reports. `scheme`: auto is the paper's system, ps its WFBP or PS.
+
+    `speedup` is None where the paper only says "near-linear".
+    """
+
+    section: str
+    model: str
+    nodes: int
+    gbit_per_s: float
+    scheme: str
+    speedup: float | None
+
+
+CELLS = (
+    PaperCell("Poseidon §5.1, Figure 6", "Inception-V3", 32, 40, "auto", 31.5),
+    PaperCell("Poseidon §5.1, Figure 9", "ResNet-152", 32, 40, "auto", 31.0),
+    PaperCell("Poseidon §5.1, Figure 5", "VGG19-22K", 32, 40, "auto", 29.5),
+    PaperCell("Poseidon §5.1, Figure 5", "VGG19-22K", 32, 40, "ps", 21.5),
+    PaperCell("Poseidon §5.1, Figure 6", "VGG19", 32, 40, "auto", 30.0),
+    PaperCell("Poseidon §5.2, Figure 8", "VGG19-22K", 16, 10, "auto", 15.5),
+    PaperCell("Poseidon §5.2, Figure 8", "VGG19", 16, 10, "auto", None),
+    PaperCell("Poseidon §5.2, Figure 8", "VGG19", 16, 10, "ps", 8.0),
+)
+
+
+@dataclass(frozen=True)
+class PredictedCell:
+    """A cell with this library's speed-up: with all waiting at the end of backward, and with a DistributedOptimizer.
+
+    `best_speedup`: the second one with the fastest of all choices of schemes, each of which is simulated.
+    """
+
+    paper: PaperCell
+    speedup: float
+    overlap_speedup: float
+    best_speedup: float
+
+
+def predicted(cell: PaperCell) -> PredictedCell:
+    """Predicts one cell, on colocated servers and Titan X."""
+    table = model_table(cell.model)
+    cluster = ClusterSpec(cell.nodes, cell.gbit_per_s * GBIT)
+    waiting = Exchange(scheme=cell.scheme)
+    overlapping = Planner(table, cluster, replace(waiting, overlap=True))
+    return PredictedCell(
+        cell,
+        Planner(table, cluster, waiting).predict().speedup,
+        overlapping.predict().speedup,
+        overlapping.predict_best().speedup,
+    )
+
+
+NODES = (1, 2, 4, 8, 16, 32)
 _BUSY_NODES = 8  # of Figures 7 and 10
 _FLOAT_BYTES = 4
 

@@ -12,7 +12,7 @@ from poseidon.bench.suite.grid import Group
 from poseidon.bench.training.methods import Method
 from poseidon.bench.training.results import TrainResult
 from poseidon.bench.training.run import run_training
-from poseidon.check.processor import ProcessorTime
+from poseidon.check.neighbours import ProcessorTime
 from poseidon.errors import InvalidArgument
 
 FILE = "cells.jsonl"
