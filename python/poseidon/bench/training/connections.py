@@ -11,12 +11,13 @@ import torch
 import torch._dynamo  # the first optimizer of a process imports it, which is slow; forked workers share this import
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
-from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from poseidon.bench.hosts.fleet import Place
 from poseidon.bench.hosts.measures import Counters
+from poseidon.bench.training.gloo_hooks import bf16_over_gloo, powersgd_over_gloo
 from poseidon.bench.training.methods import METHODS, Method
 from poseidon.bench.training.products import Products
 from poseidon.bench.training.replay import ReplayModel
@@ -221,19 +222,3 @@ class HostConnections:
         gc.collect()  # wrapped modules and their hooks refer to each other
         poseidon.shutdown()
         self._joined = None
-
-
-def bf16_over_gloo(group: dist.ProcessGroup, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Does what torch's hook does. DDP refuses that hook without NCCL, by its name, although Gloo can add bfloat16."""
-    return bf16_compress_hook(group, bucket)
-
-
-def powersgd_over_gloo(state: PowerSGDState, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Does what torch's hook does, one bucket after the other.
-
-    That hook sends a bucket's second factor from a callback. Gloo's threads would run the callbacks of several buckets
-    in another order on each rank. Waiting delays no replayed layer: the accelerator's time goes on.
-    """
-    reduced = powerSGD_hook(state, bucket)
-    reduced.wait()
-    return reduced
