@@ -14,7 +14,7 @@ from poseidon.bench.exchange import calibrate
 from poseidon.bench.exchange.calibrate import Calibration
 from poseidon.cli.main import app
 from poseidon.errors import InvalidArgument
-from poseidon.planner.cluster_file import Setting, make_cluster, read_settings
+from poseidon.planner.cluster import Setting, make_cluster, read_settings
 
 FOUND = Calibration(2, 2.5e9, 1e9, 0.0002, 1.5e10)
 

@@ -17,6 +17,7 @@ from poseidon.bench.exchange import host as exchange_host
 from poseidon.bench.exchange import run as exchange_run
 from poseidon.bench.exchange.arrays import Arrays
 from poseidon.bench.exchange.engine import BenchmarkJob, Engine
+from poseidon.bench.exchange.engines import CopyEngine, missing_mpi
 from poseidon.bench.exchange.host import ExchangeHost, Round
 from poseidon.bench.exchange.methods import (
     PLACEMENTS,
@@ -26,8 +27,6 @@ from poseidon.bench.exchange.methods import (
     parse_placement,
     parse_workload,
 )
-from poseidon.bench.exchange.mpi_engine import missing_mpi
-from poseidon.bench.exchange.plain_copy import CopyEngine
 from poseidon.bench.exchange.plot import exchange_plot
 from poseidon.bench.exchange.results import ExchangeConfig, ExchangeMethodResult, ExchangeResult, Measured, summarize
 from poseidon.bench.exchange.run import run_exchange

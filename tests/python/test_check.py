@@ -16,12 +16,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from poseidon.check.before import check_before
+from poseidon.check.before import (
+    check_before,
+    check_buffers,
+    check_congestion,
+    check_files,
+    check_frequency,
+    check_name,
+)
 from poseidon.check.interfaces import Interface, check_interface
-from poseidon.check.machine import check_buffers, check_congestion, check_files, check_frequency, check_name
 from poseidon.check.neighbours import check_neighbours
-from poseidon.check.pairs import judge_answers, judge_rates
-from poseidon.check.probe import Responder, ask
+from poseidon.check.pairs import Responder, ask, judge_answers, judge_rates
 from poseidon.launch import free_port
 from poseidon.options.secret import VARIABLE, fresh
 from poseidon.testbed import Testbed, missing_requirements

@@ -14,7 +14,7 @@ pytest.importorskip("poseidon._core")
 
 from poseidon.cli.main import app
 from poseidon.errors import InvalidArgument
-from poseidon.planner.cluster_file import make_cluster, read_settings
+from poseidon.planner.cluster import make_cluster, read_settings
 
 SMALL = ["AlexNet", "--hosts", "4", "--link", "1gbit"]
 

@@ -124,7 +124,9 @@ def make_plan_table(
     def row(entry: SyncedLayer) -> PlanRow:
         presence = presences[entry.unit]
         returns = presence < 1 and entry.mostly_returns(client.layer_stats(entry.layer).step)
-        scheme = _dense_scheme(entry) if returns else client.next_scheme(entry.layer)
+        scheme = client.next_scheme(entry.layer)
+        if returns:  # nothing is known of its factors
+            scheme = entry.terms.schemes[0] if entry.scheme == "auto" else entry.scheme
         factor_count = _factor_count(entry, client)
         known = cost.known_scheme(scheme, factor_count)
         carried = cost.carried_bytes(entry, known, factor_count, cluster) * presence
@@ -181,11 +183,6 @@ def _presence_by_unit(entries: Sequence[SyncedLayer], client: _core.Client) -> d
     return found
 
 
-def _dense_scheme(entry: SyncedLayer) -> str:
-    """The scheme of a layer of whose factors nothing is known."""
-    return entry.terms.schemes[0] if entry.scheme == "auto" else entry.scheme
-
-
 def _factor_count(entry: SyncedLayer, client: _core.Client) -> int | None:
     if not entry.factorable and not entry.row_gradient:
         return None
@@ -193,18 +190,14 @@ def _factor_count(entry: SyncedLayer, client: _core.Client) -> int | None:
     return round(entry.settled_count) if seen is None and entry.settled_count is not None else seen
 
 
-def _reason_of_rows(scheme: str, row_count: int | None) -> str:
-    if takes_rows(scheme):
-        return "its gradient has few rows"
-    return "row count not known yet" if row_count is None else "its gradient has many rows"
-
-
 def _reason(entry: SyncedLayer, scheme: str, factor_count: int | None, cluster: _core.Cluster, presence: float) -> str:
     terms = entry.terms
     if presence < 1:
         return f"no gradient in {100 * (1 - presence):.0f} % of the steps so far, in which it sends nothing"
     if entry.row_gradient and not terms.grouped:
-        return _reason_of_rows(scheme, factor_count)
+        if takes_rows(scheme):
+            return "its gradient has few rows"
+        return "row count not known yet" if factor_count is None else "its gradient has many rows"
     if is_lossy(scheme):
         return "lossy, chosen by the user" if terms.scheme == scheme else "lossy, as allowed, with fewer bytes"
     if is_lossy(terms.scheme):

@@ -113,7 +113,7 @@ class Snapshots:
         path = self._path(step)
         partial = path.with_suffix(f".{os.getpid()}.partial")  # a rank 0 that was given up may still be writing its own
         try:
-            with open(partial, "wb", opener=_open_private) as file:
+            with open(partial, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
                 self._write_content(file, text, copies)
                 file.flush()
                 os.fsync(file.fileno())
@@ -177,10 +177,6 @@ def copied(state: Any, arrays: StateArrays) -> tuple[str, list[Any]]:
     """A state as text, and copies of its arrays in host memory."""
     text, found = encode(state, arrays)
     return text, [arrays.host_copy(array) for array in found]
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 def _sync_directory(directory: Path) -> None:

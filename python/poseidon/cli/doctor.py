@@ -25,6 +25,7 @@ EPILOG = "\n\n".join(
     )
 )
 _SECONDS = 2.0
+_TOLD = ("path", "process", "rank", "host", "pid", "wall_s", "about_rank", "about_server")
 
 
 def doctor(
@@ -146,15 +147,8 @@ def _to_json(one: Sequence[Record]) -> dict[str, Any]:
         "verdict": asdict(diagnose(list(one))),
         "records": [
             {
-                "path": record.path,
-                "process": record.process,
-                "rank": record.rank,
-                "host": record.host,
-                "pid": record.pid,
-                "wall_s": record.wall_s,
+                **{name: getattr(record, name) for name in _TOLD},
                 "learnt": record.how,
-                "about_rank": record.about_rank,
-                "about_server": record.about_server,
                 "error": {"code": record.code, "message": record.message},
                 "waiting": [waiting.text for waiting in record.waiting],
             }

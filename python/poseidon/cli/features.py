@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from poseidon.cli.output import JsonFlag, print_json, print_table
+from poseidon.cli.output import JsonFlag, print_json, print_table, wrapped
 
 if TYPE_CHECKING:
     from poseidon.adapter.features import Feature
 
 EPILOG = "Example: poseidon features --json"
 
-_WIDTH = 120
 _HEAD = """\
 # What may be combined
 
@@ -68,7 +66,7 @@ def markdown_page() -> str:
     """The whole page, which ends with a line break."""
     from poseidon.adapter.features import FEATURES, PROPERTIES
 
-    parts = [_HEAD, "".join(_wrapped(f"- `{name}`: {text}") for name, text in PROPERTIES.items()), "## Features\n"]
+    parts = [_HEAD, "".join(wrapped(f"- `{name}`: {text}") for name, text in PROPERTIES.items()), "## Features\n"]
     for one in FEATURES.values():
         parts += _section(one)
     return "\n".join(parts)
@@ -81,8 +79,8 @@ def _section(one: Feature) -> Iterator[str]:
         *(f"- breaks `{name}`: it {why}." for name, why in one.breaks.items()),
         *(f"- excludes {_written(other)} (`{name}`)." for other, name in _excluded(one)),
     ]
-    yield "".join(map(_wrapped, clauses))
-    yield _wrapped(f"Instead: {one.remedy}.")
+    yield "".join(map(wrapped, clauses))
+    yield wrapped(f"Instead: {one.remedy}.")
 
 
 def _excluded(one: Feature) -> Iterator[tuple[Feature, str]]:
@@ -97,8 +95,3 @@ def _excluded(one: Feature) -> Iterator[tuple[Feature, str]]:
 
 def _written(one: Feature) -> str:
     return one.written.format("…")
-
-
-def _wrapped(text: str) -> str:
-    indent = "  " if text.startswith("- ") else ""
-    return textwrap.fill(text, _WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
 import sys
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
 from typing import Annotated
 
 import typer
@@ -18,14 +21,35 @@ from poseidon.cli import (
     server,
     simulate,
     testbed,
-    version,
     watch,
     what_if,
 )
 from poseidon.cli.lazy import lazy_group
+from poseidon.cli.output import JsonFlag, print_json, print_table
 from poseidon.cli.settings import RunCommand
 from poseidon.errors import PoseidonError
 from poseidon.version import VERSION
+
+_PACKAGES = ("torch", "numpy")
+
+
+def _version(json: JsonFlag = False) -> None:
+    """Print the versions of Poseidon and of what it works with."""
+    versions = {"poseidon": VERSION}
+    versions |= {package: _version_of(package) for package in _PACKAGES}
+    versions |= {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
+    if json:
+        print_json(versions)
+    else:
+        print_table(["part", "version"], list(versions.items()))
+
+
+def _version_of(package: str) -> str:
+    try:
+        return installed_version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
 
 app = typer.Typer(
     name="poseidon",
@@ -70,7 +94,7 @@ app.add_typer(
 )
 app.add_typer(checkpoint.app, name="checkpoint")
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
-app.command("version", epilog="Example: poseidon version --json")(version.version)
+app.command("version", epilog="Example: poseidon version --json")(_version)
 
 
 def main() -> None:

@@ -1,14 +1,39 @@
-"""`poseidon options`: every option, with what this process would use."""
+"""`poseidon options`: every option, with what this process would use, and the page docs/options.md."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from poseidon.cli.output import JsonFlag, print_json, print_table
+from poseidon.cli.output import JsonFlag, print_json, print_table, wrapped
+
+if TYPE_CHECKING:
+    from poseidon.options import Group, Option
 
 EPILOG = "Example: poseidon options --json"
+
+_HEAD = """\
+# Options
+
+`poseidon options --markdown` makes this page from the table of options,
+[include/poseidon/options.def](../include/poseidon/options.def). Do not edit it. `poseidon options` prints the values
+that a process would use, and where each comes from.
+
+An option has one name everywhere. For `chunk_bytes`:
+
+| where | how |
+|---|---|
+| keyword | `poseidon.init(chunk_bytes="1MiB")`, `poseidon.connect(chunk_bytes="1MiB")` |
+| command line | `poseidon run --chunk-bytes 1MiB train.py`; `poseidon server` takes the options marked *server* |
+| environment | `POSEIDON_CHUNK_BYTES=1MiB` |
+| configuration file | `chunk_bytes = "1MiB"` in `poseidon.toml`, or in the file that `POSEIDON_CONFIG` names |
+
+A keyword beats the command line, which beats the environment, which beats the configuration file, which beats the
+default. The secret itself is the keyword `secret` or the variable `POSEIDON_SECRET`
+([SECURITY.md](../SECURITY.md)). It is on no command line and in no configuration file.
+"""
 
 
 def options(
@@ -18,7 +43,6 @@ def options(
     """Print every option: its value here and now, where that comes from, its default and what it means."""
     # Help does not wait for the compiled core.
     from poseidon.options import OPTIONS, resolve
-    from poseidon.options.page import markdown_page
 
     if markdown:
         print(markdown_page(), end="")
@@ -28,12 +52,9 @@ def options(
         print_json(
             [
                 {
-                    "name": option.name,
-                    "group": option.group,
+                    **{name: getattr(option, name) for name in ("name", "group", "default", "help")},
                     "value": getattr(settings, option.name),
                     "source": settings.sources[option.name],
-                    "default": option.default,
-                    "help": option.help,
                     "choices": option.limits.choices,
                 }
                 for option in OPTIONS
@@ -45,3 +66,35 @@ def options(
         for option in OPTIONS
     ]
     print_table(("option", "value", "from", "default", "meaning"), rows)
+
+
+def markdown_page() -> str:
+    """The whole page, which ends with a line break."""
+    from poseidon.options import GROUPS
+
+    parts = [_HEAD]
+    for group in GROUPS:
+        parts += _section(group)
+    return "\n".join(parts)
+
+
+def _section(group: Group) -> Iterator[str]:
+    from poseidon.options import OPTIONS, PLACE
+
+    yield f"## {group.title}\n\n{wrapped(group.help)}"
+    for option in (*PLACE, *OPTIONS):
+        if option.group == group.name:
+            yield _entry(option)
+
+
+def _entry(option: Option) -> str:
+    from poseidon.options.table import PLACE_GROUP
+
+    facts = [f"`{option.variable}`" if option.group == PLACE_GROUP else f"`{option.flag}`"]
+    facts.append(option.kind.allowed(option.limits))
+    facts += [f"default: {option.default_text}"] if option.default_text else []
+    facts += ["*server*"] if option.on_server else []
+    values = "".join(wrapped(f"- `{name}`: {text}") for name, text in option.limits.names.items() if text)
+    return f"### {option.name}\n\n{wrapped(option.help)}\n{wrapped('; '.join(facts) + '.')}" + (
+        values and f"\n{values}"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,3 +98,9 @@ def print_results(results: Sequence[Result], as_json: bool, render: Callable[[An
 def print_line(text: str) -> None:
     """Prints a sentence as it is, without markup or wrapping."""
     Console(soft_wrap=True).print(text, markup=False, highlight=False)
+
+
+def wrapped(text: str) -> str:
+    """A paragraph, or an item of a list, of a page of Markdown."""
+    indent = "  " if text.startswith("- ") else ""
+    return textwrap.fill(text, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"

@@ -92,7 +92,12 @@ def read_model(
         raise InvalidArgument(f"--batch {batch} with {name}: it has a batch of its own")
     if arguments and not is_script:
         raise InvalidArgument(f"{' '.join(arguments)} after {name}, which is no script: leave it out")
-    table = _measured(name, arguments) if is_script or is_object else model_table(name, device)
+    if is_script or is_object:
+        from poseidon.cli.measured_script import measure_object, measure_script  # help does not wait for numpy
+
+        table = measure_script(Path(name), arguments) if is_script else measure_object(name)
+    else:
+        table = model_table(name, device)
     if compute is not None and not 0 < compute < float("inf"):
         raise InvalidArgument(f"--compute is {compute:g}: it must be above 0 seconds")
     table = table.with_batch(batch)
@@ -101,16 +106,10 @@ def read_model(
     return table
 
 
-def _measured(name: str, arguments: Sequence[str]) -> ModelTable:
-    from poseidon.cli.measured_script import measure_object, measure_script  # help does not wait for numpy
-
-    return measure_script(Path(name), arguments) if name.endswith(".py") else measure_object(name)
-
-
 def read_cluster(file: Path | None, **flags: object) -> ClusterSpec:
     """The cluster of a file and of the options above, by the names that the file has for them."""
     # Help does not wait for the compiled core.
-    from poseidon.planner.cluster_file import Setting, make_cluster, read_settings
+    from poseidon.planner.cluster import Setting, make_cluster, read_settings
 
     settings = {} if file is None else read_settings(file)
     settings |= {

@@ -17,7 +17,7 @@ from poseidon.cli.settings import ServerGroup
 from poseidon.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from poseidon.admin import AdminServer, Served
+    from poseidon.admin import AdminServer
     from poseidon.options import Settings
 
 EPILOG = "Example: poseidon server --port 7000 --admin 7070"
@@ -65,6 +65,7 @@ def server(
         raise InvalidArgument("--admin-token-file is the token of an admin port: give --admin, too")
     # Help does not wait for the compiled core.
     from poseidon._core import Server
+    from poseidon.admin import Address, AdminServer, AdminService, read_token
     from poseidon.launch.terminal import Terminal
     from poseidon.options import available_cpu_count, resolve_with
 
@@ -88,8 +89,9 @@ def server(
     with contextlib.ExitStack() as stack:
         terminal = stack.enter_context(contextlib.closing(Terminal(lambda: bool(stopped))))
         stack.callback(listening.shutdown)
-        admin_server = _admin_server(listening, admin, admin_token_file) if admin else None
-        if admin_server is not None:
+        admin_server = None
+        if admin:
+            admin_server = AdminServer(AdminService(listening), Address.parse(admin), read_token(admin_token_file))
             stack.callback(admin_server.close)
         _print_start(listening.address, settings, admin_server, json)
         told = 0
@@ -98,12 +100,6 @@ def server(
             for text in notices[told:]:
                 terminal.tell(text, "poseidon server")
             told = len(notices)
-
-
-def _admin_server(listening: Served, admin: str, token_file: str | None) -> AdminServer:
-    from poseidon.admin import Address, AdminServer, AdminService, read_token
-
-    return AdminServer(AdminService(listening), Address.parse(admin), read_token(token_file))
 
 
 def _print_start(address: str, settings: Settings, admin_server: AdminServer | None, as_json: bool) -> None:

@@ -7,15 +7,7 @@ from typing import Annotated
 import typer
 
 from poseidon import testbed
-from poseidon.cli.network import (
-    RENO,
-    CongestionOption,
-    HostPortsOption,
-    QueueOption,
-    Switches,
-    SwitchesOption,
-    network_arguments,
-)
+from poseidon.cli import network
 from poseidon.cli.optional import OptionalWhole
 from poseidon.cli.output import JsonFlag, print_json, print_line, print_table
 from poseidon.dscp import MOST_CLASSES, default_dscp
@@ -48,19 +40,19 @@ def up(
             help="Classes that the hosts' ports serve in strict priority, by the packets' code points.",
         ),
     ] = 1,
-    switches: SwitchesOption = Switches.ignore,
+    switches: network.SwitchesOption = network.Switches.ignore,
     racks: Annotated[int, typer.Option(min=1, help="Racks, each with a switch, over which the hosts are spread.")] = 1,
     oversubscription: Annotated[
         float, typer.Option(min=1, help="The sum of the rates of a rack's hosts over that of its uplink.")
     ] = 1.0,
-    congestion: CongestionOption = RENO,
-    queue_ms: QueueOption = None,
-    host_ports: HostPortsOption = Switches.honour,
+    congestion: network.CongestionOption = network.RENO,
+    queue_ms: network.QueueOption = None,
+    host_ports: network.HostPortsOption = network.Switches.honour,
     json: JsonFlag = False,
 ) -> None:
     """Make a testbed that stays until `poseidon testbed down`."""
-    network = network_arguments(priorities, switches, racks, oversubscription, congestion, queue_ms, host_ports)
-    bed = testbed.Testbed(hosts, link, mtu=mtu, persistent=True, ports=ports, **network)
+    shaped = network.network_arguments(priorities, switches, racks, oversubscription, congestion, queue_ms, host_ports)
+    bed = testbed.Testbed(hosts, link, mtu=mtu, persistent=True, ports=ports, **shaped)
     bed.up()
     if json:
         print_json({"id": bed.id, **_description(bed.layout, bed.hosts)})
@@ -91,7 +83,7 @@ def _description(layout: testbed.Layout, hosts: list[testbed.Host]) -> dict[str,
         "oversubscription": layout.oversubscription,
         "congestion": layout.congestion,
         "queue_ms": layout.queue_ms,
-        "host_ports": (Switches.ignore if layout.fifo_hosts else Switches.honour).value,
+        "host_ports": (network.Switches.ignore if layout.fifo_hosts else network.Switches.honour).value,
         "hosts": [
             {
                 "host": host.name,
@@ -105,8 +97,8 @@ def _description(layout: testbed.Layout, hosts: list[testbed.Host]) -> dict[str,
     }
 
 
-def _switches(layout: testbed.Layout) -> Switches:
-    return Switches.honour if layout.honour_dscp else Switches.ignore
+def _switches(layout: testbed.Layout) -> network.Switches:
+    return network.Switches.honour if layout.honour_dscp else network.Switches.ignore
 
 
 def _priorities(layout: testbed.Layout) -> str:
@@ -177,8 +169,8 @@ def _status(record: testbed.Record) -> dict[str, object]:
 def _status_row(record: testbed.Record) -> list[object]:
     layout = record.layout
     addresses = _addresses(testbed.make_hosts(record.id, layout))
-    network = [layout.port_count, format_rate(layout.bits_per_second), _priorities(layout), _racks(layout)]
-    return [record.id, layout.host_count, *network, addresses, _owner(record)]
+    shape = [layout.port_count, format_rate(layout.bits_per_second), _priorities(layout), _racks(layout)]
+    return [record.id, layout.host_count, *shape, addresses, _owner(record)]
 
 
 def _addresses(hosts: list[testbed.Host]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import selectors
 import signal
@@ -9,25 +11,92 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from poseidon import failure_marks as marks
 from poseidon.errors import InvalidArgument
-from poseidon.failure_marks import (
-    forget,
-    is_member,
-    mark_order,
-    tells_of_end,
-    tells_of_eviction,
-    tells_of_misuse,
-    tells_of_network,
-)
 from poseidon.launch.guard import Guard
 from poseidon.launch.outcome import Failure, Outcome, Recovery
 from poseidon.launch.signals import Signals
 from poseidon.launch.terminal import Terminal
-from poseidon.launch.worker import MOST_LINE_BYTES, Lines, Worker, die_with_parent
 from poseidon.options import FAILURE_MARK_VARIABLE
+
+MOST_LINE_BYTES = 1 << 16
+_PR_SET_PDEATHSIG = 1
+
+
+class Lines:
+    """Cuts a worker's output into lines and passes them on as text.
+
+    `errors` says what becomes of bytes that are no UTF-8, as in `bytes.decode`.
+    """
+
+    def __init__(self, emit: Callable[[str], None], errors: str = "replace") -> None:
+        self._emit = emit
+        self._errors = errors
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next piece of output."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._give(line)
+        # A progress bar redraws its line after a carriage return: only the last state matters.
+        self._rest = b"\r".join(rest.split(b"\r")[-2:])
+        if len(self._rest) > MOST_LINE_BYTES:
+            self.close()
+
+    def close(self) -> None:
+        """Passes the last line on, if it has no line end."""
+        if self._rest:
+            self._give(self._rest)
+        self._rest = b""
+
+    def _give(self, line: bytes) -> None:
+        self._emit(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors=self._errors))
+
+
+@dataclass
+class Worker:
+    """A worker's process, which leads its own process group."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    replaces: Failure | None = None  # the failure of the process whose place it takes
+    ended: bool = False
+
+    def has_ended(self) -> bool:
+        """Whether it has exited. Its process group stays reserved until `reap`."""
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        return os.waitid(os.P_PID, self.process.pid, flags) is not None
+
+    def signal_group(self, number: int) -> None:
+        """Sends a signal to the worker and all that it has started, unless it has been reaped."""
+        if not self.ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def reap(self) -> int:
+        """Ends the processes that the worker has left, and returns its exit code."""
+        self.signal_group(signal.SIGKILL)
+        self.ended = True
+        return self.process.wait()
+
+
+def die_with_parent() -> Callable[[], None]:
+    """A child runs this before its program, so that the kernel kills it when its parent is killed."""
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def prepare() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed before the line above
+            os._exit(1)
+
+    return prepare
+
 
 GRACE_SECONDS = 5.0  # between the steps of ending workers
 _POLL_SECONDS = 0.05
@@ -167,9 +236,9 @@ class Run:
     def _react_to_failure(self, failure: Failure, now_ns: int) -> None:
         rank, most = failure.rank, self._recovery.most_restarts
         what = f"rank {rank} failed, {failure.how}"
-        evicted = tells_of_eviction(self._mark_of(rank))
+        evicted = marks.tells_of_eviction(self._mark_of(rank))
         ended = self._has_ended()
-        misused = tells_of_misuse(self._mark_of(rank))
+        misused = marks.tells_of_misuse(self._mark_of(rank))
         hopeless = not ended and (misused or self._would_fail_again(failure))
         if hopeless and most > 0:
             why = "asking for what cannot be" if misused else "before any rank was a member of the job"
@@ -177,7 +246,7 @@ class Run:
         if not ended and not hopeless and not evicted and self._outcome.restart_counts[rank] < most:
             self._outcome.restart_counts[rank] += 1
             self._terminal.tell(f"{what}; it is started again (restart {self._outcome.restart_counts[rank]} of {most})")
-            forget(self._mark_of(rank))
+            marks.forget(self._mark_of(rank))
             self._start(rank, failure)
         elif self._recovery.spares_workers and not hopeless and (ended or self._running()):
             self._terminal.tell(
@@ -193,13 +262,13 @@ class Run:
 
     def _would_fail_again(self, failure: Failure) -> bool:
         """Whether it failed by its script's own doing before the job began, as by an import of a missing module."""
-        self._has_begun |= any(map(is_member, map(self._mark_of, self._ranks())))
-        return not self._has_begun and failure.code > 0 and not tells_of_network(self._mark_of(failure.rank))
+        self._has_begun |= any(map(marks.is_member, map(self._mark_of, self._ranks())))
+        return not self._has_begun and failure.code > 0 and not marks.tells_of_network(self._mark_of(failure.rank))
 
     def _end_replacements_for_nobody(self) -> None:
         """Ends replacements that have not met the others before the run has ended: they would train alone, or wait."""
-        waiting = [one for one in self._running() if one.replaces and not is_member(self._mark_of(one.rank))]
-        if not waiting or not self._has_ended() or not any(map(is_member, map(self._mark_of, self._ranks()))):
+        waiting = [one for one in self._running() if one.replaces and not marks.is_member(self._mark_of(one.rank))]
+        if not waiting or not self._has_ended() or not any(map(marks.is_member, map(self._mark_of, self._ranks()))):
             return  # a program that is no job of Poseidon's may do without the others
         for worker in waiting:
             assert worker.replaces is not None
@@ -217,7 +286,7 @@ class Run:
         return self._finished or self._said_to_have_ended()
 
     def _said_to_have_ended(self) -> bool:
-        return any(map(tells_of_end, map(self._mark_of, self._ranks())))
+        return any(map(marks.tells_of_end, map(self._mark_of, self._ranks())))
 
     def _ranks(self) -> range:
         return range(len(self._environments))
@@ -227,7 +296,7 @@ class Run:
 
         def order(seen: tuple[Failure, int]) -> tuple[bool, int, bool]:
             failure, ended_ns = seen
-            return *mark_order(self._mark_of(failure.rank), ended_ns), failure.code > 0
+            return *marks.mark_order(self._mark_of(failure.rank), ended_ns), failure.code > 0
 
         return min(self._failures, key=order)[0] if self._failures else None
 

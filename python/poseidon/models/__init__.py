@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from poseidon.errors import InvalidArgument
-from poseidon.models.classic import alexnet, cifar10_quick, resnet50, resnet152, vgg19, vgg19_22k, yolo
+from poseidon.models.classic import alexnet, cifar10_quick, dlrm, resnet50, resnet152, vgg19, vgg19_22k, yolo
 from poseidon.models.inception import googlenet, inception_v3
-from poseidon.models.recommendation import dlrm
 from poseidon.models.table import LayerSpec, ModelTable, ParameterSpec, scaled, seconds_by_flops
 from poseidon.models.transformer import bert_base, gpt2, llama_1b_lora, vit_b16
 

@@ -13,15 +13,17 @@ from poseidon.options.defaults import available_cpu_count
 from poseidon.options.kinds import AUTO, parse_bytes
 from poseidon.options.place import World
 from poseidon.options.run_identity import fresh_run
-from poseidon.options.settings import Settings, resolve, resolve_with
-from poseidon.options.slurm import hint_of_srun, refuse_without_srun
-from poseidon.options.sources import FAILURE_MARK_VARIABLE
-from poseidon.options.table import BASELINES_GROUP, BY_NAME, GROUPS, OPTIONS, PLACE, Group, Option
-from poseidon.options.workers import (
+from poseidon.options.settings import (
+    Settings,
     check_environment,
     failure_mark,
     fresh_secret,
     is_given,
+    resolve,
     resolve_option,
+    resolve_with,
     to_environment,
 )
+from poseidon.options.slurm import hint_of_srun, refuse_without_srun
+from poseidon.options.sources import FAILURE_MARK_VARIABLE
+from poseidon.options.table import BASELINES_GROUP, BY_NAME, GROUPS, OPTIONS, PLACE, Group, Option

@@ -18,10 +18,6 @@ def available_cpu_count() -> int:
     return count if quota is None else max(1, min(count, int(quota)))
 
 
-def _compute_threads(values: Mapping[str, Any]) -> int:
-    return min(8, max(1, available_cpu_count() // values["local_world_size"]))
-
-
 def _server_cores(values: Mapping[str, Any]) -> int:
     # The framework computes on the same cores: a quarter of them moves gradients. A worker with few needs a core
     # beside its own thread where the kernel does the copying; in shared memory two would only compete for the cache.
@@ -32,23 +28,11 @@ def _server_cores(values: Mapping[str, Any]) -> int:
     return min(4, max(cores // 4, 0 if on_one_host or cores == 0 else 1))
 
 
-def _priority_classes(values: Mapping[str, Any]) -> int:
-    return default_classes(values["world_size"], bool(values["servers"]))
-
-
-def _dscp(values: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(map(str, default_dscp(values["priority_classes"])))
-
-
-def _flight_record(values: Mapping[str, Any]) -> str:
-    return tempfile.gettempdir()
-
-
 # Each gets the values of the options that have been given or have a constant default, and of those before it.
 BY_MACHINE: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-    "compute_threads": _compute_threads,
+    "compute_threads": lambda values: min(8, max(1, available_cpu_count() // values["local_world_size"])),
     "server_cores": _server_cores,
-    "priority_classes": _priority_classes,
-    "dscp": _dscp,
-    "flight_record": _flight_record,
+    "priority_classes": lambda values: default_classes(values["world_size"], bool(values["servers"])),
+    "dscp": lambda values: tuple(map(str, default_dscp(values["priority_classes"]))),
+    "flight_record": lambda values: tempfile.gettempdir(),
 }

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from poseidon.errors import InvalidArgument
-from poseidon.options.mpi import mpi_place
-from poseidon.options.slurm import slurm_place
+from poseidon.options.slurm import mpi_place, slurm_place
 from poseidon.options.sources import first_given
 from poseidon.options.table import PLACE
 

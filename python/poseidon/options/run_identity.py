@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from poseidon.options.mpi import JOBS
+from poseidon.options.slurm import JOBS
 
 VARIABLE = "POSEIDON_RUN"
 _NO_NAME = ("", "none")  # torchrun's own where it is given none

@@ -39,7 +39,8 @@ def write_page(report: PlanReport, path: Path) -> None:
             "parameter server stands (Parameter Hub, Figure 4)."
         )
         sections.append(section("Where servers stand", words, table(*report.racks.table())))
-    sections.append(_notes(report))
+    first, *others = report.notes()  # which says where the step's own time is from
+    sections.append(section("Notes", first, paragraphs(others)))
     path.write_text(document(title, sections), encoding="utf-8")
 
 
@@ -123,9 +124,3 @@ def _layers(report: PlanReport) -> str:
     ]
     words = "In the order in which the backward pass finishes them. Bytes are those that one host's port sends."
     return section("Layers", words, table(heads, rows))
-
-
-def _notes(report: PlanReport) -> str:
-    """The sentences below the tables; the first says where the step's own time is from."""
-    first, *others = report.notes()
-    return section("Notes", first, paragraphs(others))

@@ -108,10 +108,6 @@ def _periods_s(steps: Sequence[StepRecord]) -> list[float]:
     return [(later.backward_begin_ns - step.backward_begin_ns) / 1e9 for step, later in pairwise(steps)]
 
 
-def _backward_s(step: StepRecord) -> float:
-    return (step.backward_end_ns - step.backward_begin_ns) / 1e9
-
-
 def _work_s(steps: Sequence[StepRecord]) -> float:
     """A step without its waits for results."""
     return median(period - step.waited_ns / 1e9 for period, step in zip(_periods_s(steps), steps, strict=False))
@@ -120,7 +116,7 @@ def _work_s(steps: Sequence[StepRecord]) -> float:
 def _table(record: RunRecord, work_s: float) -> ModelTable:
     """The layers of a run. What is not backward counts as forward: the optimizer, the input, and all else."""
     own_s = _own_backward_s(record.steps)
-    backward_s = min(median(_backward_s(step) for step in record.steps), work_s)
+    backward_s = min(median(step.backward_end_ns - step.backward_begin_ns for step in record.steps) / 1e9, work_s)
     known_s = sum(own_s.values())
     layers, seconds = [], []
     for name, rows in _modules(record.plan).items():

@@ -7,15 +7,7 @@ from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 
-from poseidon.report.charts import (
-    ROW_LIMIT,
-    accuracy_chart,
-    bytes_chart,
-    loss_chart,
-    scheme_style,
-    scheme_title,
-    timeline_chart,
-)
+from poseidon.report import charts
 from poseidon.report.data import LayerRow, Report, hidden_share
 from poseidon.report.layout import HALF_WIDTH, PAGE_WIDTH, cells, document, figure, figures, head, legend, section
 from poseidon.report.svg import bytes_text, number_text, percent_text, seconds_text
@@ -34,7 +26,8 @@ def html(report: Report) -> str:
         sections.append(_timeline(report))
     if report.layers:
         sections.append(_table(report.layers))
-    sections.append(_environment(report))
+    entries = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in report.environment)
+    sections.append(f'<section><h2>Environment</h2><dl class="environment">{entries}</dl></section>')
     return document(report.title, sections)
 
 
@@ -122,8 +115,8 @@ def overall_hidden(report: Report) -> float | None:
 
 
 def _learning(report: Report) -> str:
-    loss = figure(lambda width: loss_chart(report.losses, report.epochs, width), HALF_WIDTH)
-    accuracy = figure(lambda width: accuracy_chart(report.epochs, width), HALF_WIDTH)
+    loss = figure(lambda width: charts.loss_chart(report.losses, report.epochs, width), HALF_WIDTH)
+    accuracy = figure(lambda width: charts.accuracy_chart(report.epochs, width), HALF_WIDTH)
     return (
         '<section class="pair">'
         f"<div><h2>Training loss</h2><p>Rank 0’s share of the examples.</p>{loss}</div>"
@@ -133,14 +126,14 @@ def _learning(report: Report) -> str:
 
 def _scheme_entries(layers: Iterable[LayerRow]) -> list[tuple[str, str]]:
     schemes = dict.fromkeys(row.scheme for row in layers)
-    return [(scheme_style(scheme), scheme_title(scheme)) for scheme in schemes]
+    return [(charts.scheme_style(scheme), charts.scheme_title(scheme)) for scheme in schemes]
 
 
 def _bytes(layers: list[LayerRow]) -> str:
-    note = f" The {ROW_LIMIT} largest of {len(layers)} layers." if len(layers) > ROW_LIMIT else ""
+    note = f" The {charts.ROW_LIMIT} largest of {len(layers)} layers." if len(layers) > charts.ROW_LIMIT else ""
     colours = legend([*_scheme_entries(layers), ("dense", "what dense gradients would take")])
     words = f"Sent per step by one worker together with its shard, headers included.{note}"
-    picture = figure(lambda width: bytes_chart(layers, width), PAGE_WIDTH)
+    picture = figure(lambda width: charts.bytes_chart(layers, width), PAGE_WIDTH)
     return section("Bytes by layer", words, colours + picture)
 
 
@@ -155,7 +148,7 @@ def _timeline(report: Report) -> str:
         f"A step of median length on rank {record.rank}. A layer’s synchronization starts as soon as its backward is "
         "done; what lies left of the dashed line is hidden behind computation."
     )
-    return section("One step", words, colours + figure(lambda width: timeline_chart(record, width), PAGE_WIDTH))
+    return section("One step", words, colours + figure(lambda width: charts.timeline_chart(record, width), PAGE_WIDTH))
 
 
 def _table(layers: list[LayerRow]) -> str:
@@ -183,12 +176,7 @@ def _table_row(row: LayerRow) -> str:
     return (
         f'<tr><td class="name">{escape(row.name)}</td>'
         + cells((row.shape_text, str(row.factor_count) if row.factor_count else "–"), "td")
-        + f'<td><i class="{scheme_style(row.scheme)}"></i>{escape(row.scheme)}</td>'
+        + f'<td><i class="{charts.scheme_style(row.scheme)}"></i>{escape(row.scheme)}</td>'
         + cells((*texts, *times), "td")
         + f'<td class="why">{escape(row.reason)}</td></tr>'
     )
-
-
-def _environment(report: Report) -> str:
-    entries = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in report.environment)
-    return f'<section><h2>Environment</h2><dl class="environment">{entries}</dl></section>'

@@ -17,15 +17,7 @@ from poseidon.adapter.agreement import broadcast_alike
 from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument, PoseidonError
-from poseidon.torch.exchange.comm_hooks import (
-    MEAN,
-    SCHEME,
-    HookedTransfer,
-    PowerSGDHook,
-    check_hook,
-    unlike_scheme,
-    what_it_does,
-)
+from poseidon.torch.exchange import comm_hooks
 from poseidon.torch.exchange.flights import note_compilations
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
@@ -406,19 +398,21 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         InvalidArgument without torch.distributed, or with a DistributedOptimizer.
         """
         try:
-            check_hook(hook)
+            comm_hooks.check_hook(hook)
         except InvalidArgument as error:
             self._last_error = str(error)
             raise
         if self._comm_hooks:
             raise InvalidArgument("register_comm_hook was called before, and a model has one hook: call it once")
-        does = what_it_does(hook)
+        does = comm_hooks.what_it_does(hook)
         if does in ("fp16", "bf16") and self._is_own_group(state):
             self.trained_model().send_as(does)
-        elif does == SCHEME and self._fits_scheme(state):
-            self.trained_model().compress_by(PowerSGDHook(state))
-        elif does != MEAN or (default_group() is not None and not self._is_own_group(state)):
-            self.trained_model().exchange_by(HookedTransfer(state, hook, self.bucket_bytes_cap), hook.__qualname__)
+        elif does == comm_hooks.SCHEME and self._fits_scheme(state):
+            self.trained_model().compress_by(comm_hooks.PowerSGDHook(state))
+        elif does != comm_hooks.MEAN or (default_group() is not None and not self._is_own_group(state)):
+            self.trained_model().exchange_by(
+                comm_hooks.HookedTransfer(state, hook, self.bucket_bytes_cap), hook.__qualname__
+            )
         if self.synchronizer is None and hook.__qualname__.startswith("_hook_then_optimizer"):
             raise InvalidArgument(
                 "an optimizer in the communication hook has nothing that runs it in a job of one worker: call its "
@@ -429,7 +423,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
 
     def _fits_scheme(self, state: Any) -> bool:
         """Whether the scheme powersgd does what torch's hook does with this state. If not, says why."""
-        reason = unlike_scheme(state)
+        reason = comm_hooks.unlike_scheme(state)
         if reason is None and not self._is_own_group(state.process_group):
             reason = "another process group than the model"
         if reason is not None:
@@ -471,7 +465,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         """
         trained = self.trained_model()
         lossy = next((entry.name for entry in trained.entries if entry.asked.may_lose), None)
-        hooked = any(what_it_does(hook) != MEAN for hook, _ in self._comm_hooks)
+        hooked = any(comm_hooks.what_it_does(hook) != comm_hooks.MEAN for hook, _ in self._comm_hooks)
         if hooked or lossy is not None:
             what = f"what was not sent of {lossy}" if lossy is not None else "its communication hook"
             raise InvalidArgument(

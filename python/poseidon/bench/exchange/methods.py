@@ -114,15 +114,12 @@ def parse_placement(name: str) -> Placement:
     """Returns the placement of this name. Raises InvalidArgument if there is none."""
     kind, colon, count_text = name.partition(":")
     if kind == "ncs" and colon and count_text.isdecimal() and int(count_text) > 0:
-        return _few_servers(name, int(count_text))
+        count = int(count_text)
+        # Each of them sends its part of all results to every worker, which may be more than a worker sends.
+        return Placement(name, FEW_SERVERS_HELP["ncs:N"], lambda _: count, True, lambda s, p: s * max(1, p / count))
     if name not in PLACEMENTS:
         raise InvalidArgument(f"unknown placement {name!r}; known are {', '.join([*PLACEMENTS, *FEW_SERVERS_HELP])}")
     return PLACEMENTS[name]
-
-
-def _few_servers(name: str, count: int) -> Placement:
-    """Each of `count` servers sends its part of all results to every worker, which may be more than a worker sends."""
-    return Placement(name, FEW_SERVERS_HELP["ncs:N"], lambda _: count, True, lambda s, p: s * max(1, p / count))
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from poseidon.bench.exchange.engine import BenchmarkJob
+from poseidon.bench.exchange.engines import MPI_LAUNCHER
 from poseidon.bench.exchange.host import ExchangeHost
-from poseidon.bench.exchange.mpi_engine import MPI_LAUNCHER
 from poseidon.bench.hosts.fleet import Fleet, Place, answer_calls
 from poseidon.errors import Unreachable
 

@@ -17,7 +17,8 @@ _BAR, _GAP, _SWEEP_WIDTH = 18, 26, 420
 
 def exchange_plot(results: Sequence[ExchangeResult]) -> str:
     """The SVG's text. Results without a plain copy have no bars; sweeps need two values at least."""
-    panels = [panel for panel in (_bars(results), *_sweeps(results)) if panel is not None]
+    swept = dict.fromkeys(entry.swept for result in results for entry in result.methods if entry.swept is not None)
+    panels = [panel for panel in (_bars(results), *(_sweep(option, results) for option in swept)) if panel is not None]
     width = max((panel[0] for panel in panels), default=_SWEEP_WIDTH)
     height = _PANEL_HEIGHT + _TOP
     return svg(width, max(1, len(panels)) * height, [elements for _, elements in panels], (0, height), ())
@@ -54,12 +55,6 @@ def _bars(results: Sequence[ExchangeResult]) -> tuple[int, list[str]] | None:
 
 def _has_bar(entry: ExchangeMethodResult) -> bool:
     return entry.swept is None and entry.method != COPY and entry.copy_ratio is not None
-
-
-def _sweeps(results: Sequence[ExchangeResult]) -> list[tuple[int, list[str]] | None]:
-    """A panel per swept option: goodput by value, a line per run."""
-    swept = dict.fromkeys(entry.swept for result in results for entry in result.methods if entry.swept is not None)
-    return [_sweep(option, results) for option in swept]
 
 
 def _sweep(option: str, results: Sequence[ExchangeResult]) -> tuple[int, list[str]] | None:

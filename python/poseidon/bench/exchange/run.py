@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from poseidon.bench.exchange.engine import BenchmarkJob
+from poseidon.bench.exchange.engines import missing_mpi
 from poseidon.bench.exchange.host import LEAD_IN_STEPS, ExchangeHost
 from poseidon.bench.exchange.methods import ExchangeMethod
-from poseidon.bench.exchange.mpi_engine import missing_mpi
 from poseidon.bench.exchange.mpi_launch import start_mpi_fleet
 from poseidon.bench.exchange.results import ExchangeConfig, ExchangeResult, Measured, summarize
 from poseidon.bench.hosts.fleet import Fleet, Place, places_on, start_fleet

@@ -169,12 +169,9 @@ def stalls() -> Iterator[Stall]:
 def traffic() -> Iterator[Traffic]:
     """Figure 10, by the closed forms of Table 1. Adam's servers are chosen so that the busiest has least to do."""
     for system, scheme in (("WFBP", "ps"), ("Poseidon", "auto")):
-        yield Traffic(system, [_shared_bytes(scheme)] * _BUSY_NODES)
+        shared = sum(one.bytes for one in layer_traffic(model_table("VGG19"), _BUSY_NODES, _replayed(scheme)))
+        yield Traffic(system, [shared] * _BUSY_NODES)
     yield Traffic("Adam", _adam_bytes())
-
-
-def _shared_bytes(scheme: str) -> float:
-    return sum(one.bytes for one in layer_traffic(model_table("VGG19"), _BUSY_NODES, _replayed(scheme)))
 
 
 def _replayed(scheme: str) -> Exchange:

@@ -72,7 +72,12 @@ def _speedups(name: str, plots: Sequence[Panel]) -> str:
     words = "Samples per second over those of one node, by number of nodes."
     heads = ["", "system", *map(str, NODES), "paper"]
     texts = [
-        [_title(plot), system, *(f"{value:.2f}" for value in values), _said(plot.said.get(system, {}))]
+        [
+            _title(plot),
+            system,
+            *(f"{value:.2f}" for value in values),
+            ", ".join(f"{value:g} on {nodes}" for nodes, value in plot.said.get(system, {}).items()),
+        ]
         for plot in plots
         for system, values in plot.speedups.items()
     ]
@@ -95,10 +100,6 @@ def _picture(plot: Panel) -> str:
 
 def _title(plot: Panel) -> str:
     return f"{plot.model}, {plot.gbit_per_s:g} GbE"
-
-
-def _said(points: Mapping[int, float]) -> str:
-    return ", ".join(f"{value:g} on {nodes}" for nodes, value in points.items())
 
 
 def _figures(paper: str, found: Iterable[Figure]) -> Iterator[str]:

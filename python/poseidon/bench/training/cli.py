@@ -14,15 +14,7 @@ from poseidon.bench.training.methods import METHODS, parse_methods
 from poseidon.bench.training.plot import efficiency_plot
 from poseidon.bench.training.results import TrainConfig, TrainResult
 from poseidon.bench.training.run import run_training
-from poseidon.cli.network import (
-    RENO,
-    CongestionOption,
-    HostPortsOption,
-    QueueOption,
-    Switches,
-    SwitchesOption,
-    network_arguments,
-)
+from poseidon.cli import network
 from poseidon.cli.output import JsonFlag, print_results, result_table
 from poseidon.models import DEVICES, MODELS, model_table
 
@@ -30,6 +22,9 @@ _MIB = 2**20
 _LOOPBACK: list[str | None] = [None]
 _SIZE_HELP = "Poseidon's option of that name. Default: its default over the scale's square."
 _DEFAULT_METHODS = "poseidon,wfbp-ps,ddp,ddp-fp16"
+_METHOD_HELP = "Methods, separated by commas: " + "; ".join(
+    f"{one.name}: {one.description}" for one in METHODS.values()
+)
 
 
 def _training_table(result: TrainResult) -> RenderableType:
@@ -74,12 +69,6 @@ def _steps_table(result: TrainResult) -> RenderableType:
     return result_table("Efficiency of each step, from the first on", ("method", "steps"), rows, ("method", "steps"))
 
 
-def _method_help() -> str:
-    return "Methods, separated by commas: " + "; ".join(
-        f"{name}: {method.description}" for name, method in METHODS.items()
-    )
-
-
 EPILOG = (
     "Example: poseidon bench train --model VGG19 --hosts 8 --link 156.25mbit --scale 4 --compute 3.6 "
     "--methods poseidon,ddp"
@@ -121,7 +110,7 @@ def train(
     device: Annotated[
         str, typer.Option(help=f"Whose batch and time per iteration: one of {', '.join(DEVICES)}.")
     ] = "titan-x",
-    methods: Annotated[str, typer.Option(help=_method_help())] = _DEFAULT_METHODS,
+    methods: Annotated[str, typer.Option(help=_METHOD_HELP)] = _DEFAULT_METHODS,
     steps: Annotated[int, typer.Option(min=1, help="Measured steps per round.")] = 3,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds per method; methods take turns.")] = 3,
     cold: Annotated[
@@ -138,10 +127,10 @@ def train(
     mtu: Annotated[int, typer.Option(help="Bytes of the largest IP packet; 9000 for jumbo frames.")] = 1500,
     priorities: PrioritiesOption = 2,
     threshold: ThresholdOption = "auto",
-    switches: SwitchesOption = Switches.ignore,
-    congestion: CongestionOption = RENO,
-    queue_ms: QueueOption = None,
-    host_ports: HostPortsOption = Switches.honour,
+    switches: network.SwitchesOption = network.Switches.ignore,
+    congestion: network.CongestionOption = network.RENO,
+    queue_ms: network.QueueOption = None,
+    host_ports: network.HostPortsOption = network.Switches.honour,
     racks: Annotated[int, typer.Option(min=1, help="Racks that the hosts are spread over, and the workers told.")] = 1,
     oversubscription: Annotated[
         float, typer.Option(min=1, help="What a rack's hosts could send over what its uplink carries.")
@@ -160,7 +149,7 @@ def train(
     given = {"chunk_bytes": chunk_bytes, "small_bytes": small_bytes, "group_bytes": group_bytes}
     options = {name: value for name, value in given.items() if value is not None}
     options |= priority_options(priorities, threshold)
-    network = network_arguments(priorities, switches, racks, oversubscription, congestion, queue_ms, host_ports)
+    shaped = network.network_arguments(priorities, switches, racks, oversubscription, congestion, queue_ms, host_ports)
     configs = [
         TrainConfig(
             model=table.name,
@@ -179,7 +168,7 @@ def train(
             timeout_seconds=timeout,
             options=options,
             device=device,
-            testbed=network,
+            testbed=shaped,
         )
         for table in tables
         for rate in (link or _LOOPBACK)

@@ -42,7 +42,7 @@ class Flights(Watcher):
         self._entries, self._runs, self._listener = entries, runs, listener
         self._exchanges: dict[SyncedParameter, PendingExchange] = {}
         self._units: dict[tuple[int, int], list[PendingExchange]] = {}  # that arrive together
-        self._overtaken: dict[SyncedParameter, bool] = {}  # whether it is known to be by a forward pass
+        self.overtaken: dict[SyncedParameter, bool] = {}  # whether it is known to be by a forward pass
         self._all_overtaken = False  # those whose update is due are in it
         self._told_exposed = False
         self.is_compiled = False  # code of the model's is, so that its uses of parameters are not seen
@@ -83,9 +83,9 @@ class Flights(Watcher):
             if pending.stand_in is not None and pending.kept:
                 entry.param.grad = None
             pending.stand_in = None  # what stands in refers to it
-        for entry in [*self._exchanges, *self._overtaken]:
+        for entry in [*self._exchanges, *self.overtaken]:
             unwatch(entry.param)
-        self._exchanges, self._units, self._overtaken = {}, {}, {}
+        self._exchanges, self._units, self.overtaken = {}, {}, {}
         _FLYING.pop(self, None)
 
     def land_others(self) -> None:
@@ -159,11 +159,11 @@ class Flights(Watcher):
     def settle(self, entries: Iterable[SyncedParameter] | None = None) -> None:
         """Waits until the gradients of these parameters (None: all) are in place, and updates that are due are made."""
         self._check_thread()
-        wanted = list({**self._exchanges, **self._overtaken}) if entries is None else list(entries)
+        wanted = list({**self._exchanges, **self.overtaken}) if entries is None else list(entries)
         self._bring(wanted)
         for entry in wanted:
-            if self._overtaken.get(entry) is False:
-                del self._overtaken[entry]
+            if self.overtaken.get(entry) is False:
+                del self.overtaken[entry]
                 self._release(entry)
 
     def make_ready(self, entries: Iterable[SyncedParameter]) -> None:
@@ -171,7 +171,7 @@ class Flights(Watcher):
         wanted = list(entries)
         self._bring(wanted)
         for entry in wanted:
-            self._overtaken.pop(entry, None)
+            self.overtaken.pop(entry, None)
             self._release(entry)
 
     def compiling(self) -> None:
@@ -218,7 +218,7 @@ class Flights(Watcher):
             del self._exchanges[pending.entry]
             self._units.pop(pending.entry.unit, None)
             if pending.step is not None and pending.value is None:  # no rank had a gradient: it stays as it was
-                self._overtaken.pop(pending.entry, None)
+                self.overtaken.pop(pending.entry, None)
         with unnoticed(pending.entry.param for pending in exchanges):
             for step in dict.fromkeys(pending.step for pending in exchanges if pending.step is not None):
                 step.apply([pending for pending in exchanges if pending.step is step])
@@ -276,12 +276,8 @@ class Flights(Watcher):
     def _evaluation(self) -> Iterator[None]:
         """Around one without gradients: all is in place, and no parameter is watched, which fused paths would avoid."""
         self.settle()
-        with unnoticed(entry.param for entry in self._overtaken):
+        with unnoticed(entry.param for entry in self.overtaken):
             yield
-
-    def is_overtaken(self, entry: SyncedParameter) -> bool:
-        """Whether a gradient that comes now may be of the parameter's old values."""
-        return entry in self._overtaken
 
     def overtake(self, by_forward: bool) -> None:
         """Something begins that may use parameters whose update is due.
@@ -293,7 +289,7 @@ class Flights(Watcher):
         self._all_overtaken = True
         for entry, pending in self._exchanges.items():
             if pending.step is not None:
-                self._overtaken[entry] = by_forward or self._overtaken.get(entry, False)
+                self.overtaken[entry] = by_forward or self.overtaken.get(entry, False)
 
     def used(self, entries: Sequence[SyncedParameter]) -> None:
         """As a `Watcher`: the parameters' values are needed now."""
@@ -311,7 +307,7 @@ class Flights(Watcher):
         if entry in self._exchanges:
             self._see([entry])
         else:
-            self._overtaken.pop(entry, None)
+            self.overtaken.pop(entry, None)
         if not use_to_come:
             unwatch(entry.param)
 
@@ -320,12 +316,12 @@ class Flights(Watcher):
         if torch.is_grad_enabled():
             self.overtake(by_forward=False)
         for entry in entries:
-            self._overtaken.pop(entry, None)
+            self.overtaken.pop(entry, None)
         self._bring(entries)
 
     def _release(self, entry: SyncedParameter) -> None:
         """Stops watching the parameter, unless there is a reason of its own."""
-        if entry not in self._exchanges and entry not in self._overtaken:
+        if entry not in self._exchanges and entry not in self.overtaken:
             unwatch(entry.param)
 
     def gradient_wanted(self, entry: SyncedParameter) -> None:

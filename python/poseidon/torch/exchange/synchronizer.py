@@ -139,7 +139,7 @@ class Synchronizer:
         run = self.runs.current
         if run is None and self.passes.mode is Mode.EXCHANGED:
             run = self._begin()
-        if self.flights.is_overtaken(entry):
+        if entry in self.flights.overtaken:
             raise stale(entry)
         if run is None:
             if entry.stored is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import nn
@@ -388,11 +388,6 @@ class LocalSGD(OptimizerWrapper):
 
     def __repr__(self) -> str:
         return f"LocalSGD({self._plan}, outer {self._outer}, {self._inner!r})"
-
-    def __getstate__(self) -> NoReturn:
-        raise InvalidArgument(
-            "a LocalSGD cannot be copied or pickled, since it belongs to this process's job: save state_dict()"
-        )
 
 
 def _check_arguments(model: nn.Module, optimizer: Optimizer, every: int, outer: OuterNesterov | None) -> None:

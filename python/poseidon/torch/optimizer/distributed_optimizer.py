@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -422,9 +422,3 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def __repr__(self) -> str:
         return f"DistributedOptimizer(update='{'server' if self._on_servers else 'worker'}', {self._inner!r})"
-
-    def __getstate__(self) -> NoReturn:
-        raise InvalidArgument(
-            "a DistributedOptimizer cannot be copied or pickled, since it belongs to this process's job: "
-            "save state_dict()"
-        )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.optim import Optimizer
+
+from poseidon.errors import InvalidArgument
 
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 NO_HYPERPARAMETERS = ("params", "param_names")
@@ -44,6 +46,12 @@ class OptimizerWrapper(Optimizer):
     @param_groups.setter
     def param_groups(self, param_groups: list[dict[str, Any]]) -> None:
         self._inner.param_groups = param_groups
+
+    def __getstate__(self) -> NoReturn:
+        raise InvalidArgument(
+            f"a {type(self).__name__} cannot be copied or pickled, since it belongs to this process's job: "
+            "save state_dict()"
+        )
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:
