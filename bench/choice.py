@@ -66,8 +66,9 @@ class Host:
         if name == "mlp":
             self._inputs, module = torch.randn(args.batch, args.width), perceptron(args.width, LARGEST)
         else:
-            table = scaled(model_table(name), args.scale)
-            self._inputs, module = input_token(), ReplayModel(table, args.compute, rank=rank)
+            whole = model_table(name)
+            table = scaled(whole, args.scale)
+            self._inputs, module = input_token(), ReplayModel(table, args.compute, rank=rank, unscaled=whole)
         self._model = poseidon.DistributedDataParallel(module, init_sync=False)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-6)
         self._step = 0

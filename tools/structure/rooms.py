@@ -97,7 +97,8 @@ PYTHON_DOORS: Doors = {
     "bench/paper": {"training", "priority"},
     "bench/suite": {"training"},
     "bench/exchange": {"hosts", "drawing", "network_options", "progress"},
-    "bench/training": {"hosts", "drawing", "network_options", "progress"},
+    "bench/gradients": set(),
+    "bench/training": {"hosts", "gradients", "drawing", "network_options", "progress"},
     "bench/priority": {"hosts", "training", "network_options", "progress"},
 }
 

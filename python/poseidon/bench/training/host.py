@@ -23,7 +23,8 @@ _LEARNING_RATE = 1e-6  # parameters stay in range over any number of steps
 class HostSetup:
     """What every host of a run is told.
 
-    `bucket_bytes` is torch DDP's. `options` are those of `poseidon.init`.
+    `bucket_bytes` is torch DDP's. `options` are those of `poseidon.init`. `unscaled` is the table of which `table` is
+    a scaled one; None: `table` is whole.
     """
 
     table: ModelTable
@@ -31,6 +32,7 @@ class HostSetup:
     bucket_bytes: int
     timeout_seconds: float
     options: dict[str, Any]
+    unscaled: ModelTable | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,8 @@ class TrainingHost:
             bucket_bytes=setup.bucket_bytes,
             init_sync=False,
         )
-        self._resting = ReplayModel(setup.table, setup.compute_seconds, rank=rank)  # has the memory between rounds
+        # Has the memory between rounds.
+        self._resting = ReplayModel(setup.table, setup.compute_seconds, rank=rank, unscaled=setup.unscaled)
         self._momentum = [torch.zeros_like(parameter) for parameter in self._resting.parameters()]
         self._token = input_token()
         self._is_taken = False

@@ -20,8 +20,8 @@ Products of received factors are the accelerator's work, too (`products.py`): it
 pass, comes later by what they take. Casts for the wire and products of servers are work of the processor in reality.
 Here they take the processor's time.
 
-Gradients are drawn anew for each layer, rank and step, from a normal distribution. A layer copies its own out of a
-stock of numbers while it sleeps, so that drawing costs no time.
+Gradients are drawn anew for each layer, rank and step, with the exponents of real ones (`bench/gradients`). A layer
+copies its own out of a stock of numbers while it sleeps, so that drawing costs no time.
 """
 
 from __future__ import annotations
@@ -33,27 +33,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from poseidon.bench.gradients.layers import LayerGradients
 from poseidon.bench.training.products import Product
 from poseidon.models import LayerSpec, ModelTable
 
 _PARAMETER_VALUE = 1e-2  # at the start; equal on all ranks
-_GRADIENT_SCALE = 1e-2  # standard deviation; nearly all values are normal in fp16, also when divided by hosts
-_STOCK_SURPLUS = 1 << 16  # numbers more than the largest parameter has: so many different windows of it
-
-
-class GradientStock:
-    """Normal random numbers, of which every gradient is a window at a place of its own."""
-
-    def __init__(self, largest_count: int, rank: int) -> None:
-        """`largest_count`: the elements of the largest parameter."""
-        self._numbers = torch.randn(largest_count + _STOCK_SURPLUS, generator=torch.Generator().manual_seed(rank))
-        self._numbers *= _GRADIENT_SCALE
-        self._places = torch.Generator().manual_seed(rank)
-
-    def draw(self, shape: torch.Size) -> torch.Tensor:
-        """A new tensor of this shape."""
-        place = int(torch.randint(_STOCK_SURPLUS, (), generator=self._places))
-        return self._numbers[place : place + shape.numel()].view(shape).clone()
 
 
 class Timeline:
@@ -151,12 +135,12 @@ class ReplayDense(nn.Module):
         spec: LayerSpec,
         timeline: Timeline,
         seconds: tuple[float, float],
-        stock: GradientStock,
+        gradients: LayerGradients,
         shared: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         self.timeline = timeline
-        self.stock = stock
+        self._spec, self._gradients = spec, gradients
         self.forward_seconds, self.backward_seconds = seconds
         self.weight = nn.Parameter(torch.empty(spec.weight_shape)) if shared is None else shared
         self.bias = nn.Parameter(torch.empty(spec.bias_count)) if spec.bias else None
@@ -169,17 +153,17 @@ class ReplayDense(nn.Module):
 
     def _run_backward(self) -> Gradients:
         """Draws its gradients while it sleeps."""
-        weight_gradient = self.stock.draw(self.weight.shape)
-        bias_gradient = None if self.bias is None else self.stock.draw(self.bias.shape)
+        weight_gradient = torch.from_numpy(self._gradients.weight(self._spec))
+        bias_gradient = None if self.bias is None else torch.from_numpy(self._gradients.bias(self._spec))
         self.timeline.run(self.backward_seconds)
         return weight_gradient, bias_gradient
 
 
 class ReplayLinear(nn.Module):
-    """An fc layer: a plain `nn.Linear` on K random rows, of which K random rows of output gradients come back."""
+    """An fc layer: a plain `nn.Linear` on K rows, of which K rows of output gradients come back."""
 
     def __init__(
-        self, spec: LayerSpec, timeline: Timeline, seconds: tuple[float, float], factor_count: int, seed: int
+        self, spec: LayerSpec, timeline: Timeline, seconds: tuple[float, float], gradients: LayerGradients
     ) -> None:
         super().__init__()
         self.timeline = timeline
@@ -187,11 +171,9 @@ class ReplayLinear(nn.Module):
         rows, cols = spec.weight_shape
         self.linear = nn.Linear(cols, rows, bias=spec.bias, device="meta")
         self.linear.to_empty(device="cpu")
-        generator = torch.Generator().manual_seed(seed)
         # Plain attributes, not buffers: what a wrapper would broadcast must be empty.
-        self.input_rows = torch.rand(factor_count, cols, generator=generator)
-        self.output_gradient = torch.randn(factor_count, rows, generator=generator) * _GRADIENT_SCALE
-        self.row_seconds = self.forward_seconds / factor_count
+        self.input_rows, self.output_gradient = map(torch.from_numpy, gradients.factors(spec))
+        self.row_seconds = self.forward_seconds / len(self.input_rows)
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
         output = self.linear(self.input_rows)
@@ -207,28 +189,32 @@ class ReplayLinear(nn.Module):
 class ReplayModel(nn.Module):
     """A table's layers in order. `model(token)` returns a scalar whose `backward()` runs them in reverse.
 
-    One iteration without exchange takes `compute_seconds`. `rank` makes the rows of fully connected layers differ
-    between workers. `memory` is another model of the same table, whose parameters' memory this one takes, so that
-    several wrapped copies fit a small machine. Only the one that has it may train. They draw from one stock of
-    gradients.
+    One iteration without exchange takes `compute_seconds`. `rank` makes gradients, and the rows of fully connected
+    layers, differ between workers. `memory` is another model of the same table, whose parameters' memory this one
+    takes, so that several wrapped copies fit a small machine. Only the one that has it may train. They draw from one
+    stock of gradients. `unscaled` is the table of which `table` is a scaled one: embeddings have as many zeros as its.
     """
 
     def __init__(
-        self, table: ModelTable, compute_seconds: float, *, rank: int = 0, memory: ReplayModel | None = None
+        self,
+        table: ModelTable,
+        compute_seconds: float,
+        *,
+        rank: int = 0,
+        memory: ReplayModel | None = None,
+        unscaled: ModelTable | None = None,
     ) -> None:
         super().__init__()
         self.timeline = Timeline()
         self.layers = nn.ModuleDict()
-        largest = max(max(layer.weight_count, layer.bias_count) for layer in table.layers)
-        self.stock: GradientStock = GradientStock(largest, rank) if memory is None else memory.stock
-        for index, (spec, seconds) in enumerate(zip(table.layers, table.durations(compute_seconds), strict=True)):
+        self.gradients: LayerGradients = LayerGradients(table, rank, unscaled) if memory is None else memory.gradients
+        for spec, seconds in zip(table.layers, table.durations(compute_seconds), strict=True):
             layer: nn.Module
             if table.factors_pay(spec):
-                seed = rank * len(table.layers) + index
-                layer = ReplayLinear(spec, self.timeline, seconds, table.factor_count(spec), seed)
+                layer = ReplayLinear(spec, self.timeline, seconds, self.gradients)
             else:
                 shared = self.layers[_module_name(spec.shares)].get_parameter("weight") if spec.shares else None
-                layer = ReplayDense(spec, self.timeline, seconds, self.stock, shared)
+                layer = ReplayDense(spec, self.timeline, seconds, self.gradients, shared)
             self.layers[_module_name(spec.name)] = layer
         if memory is None:
             for parameter in self.parameters():

@@ -52,6 +52,7 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
             options["servers"] = _start_servers(config, all_places[config.host_count :], stack)
         setup = HostSetup(
             table=config.table,
+            unscaled=config.full_table.with_batch(config.batch),
             compute_seconds=config.compute_seconds,
             bucket_bytes=max(1, BUCKET_BYTES // config.scale**2),
             timeout_seconds=config.timeout_seconds,

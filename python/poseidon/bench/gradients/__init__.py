@@ -1,0 +1,1 @@
+"""Gradients for replays, with the exponents that were seen in real ones."""
