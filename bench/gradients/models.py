@@ -21,7 +21,7 @@ class Residual(nn.Module):
         self.conv1, self.norm1 = nn.Conv2d(channels, width, 1, bias=False), nn.BatchNorm2d(width)
         self.conv2, self.norm2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
         self.conv3, self.norm3 = nn.Conv2d(width, wide, 1, bias=False), nn.BatchNorm2d(wide)
-        self.way = nn.Identity()
+        self.way: nn.Module = nn.Identity()
         if channels != wide:
             self.way = nn.Sequential(nn.Conv2d(channels, wide, 1, stride, bias=False), nn.BatchNorm2d(wide))
 
@@ -73,7 +73,8 @@ class Block(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         batch, count, _ = tokens.shape
         parts = self.attention["in"](self.norm1(tokens)).view(batch, count, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = functional.scaled_dot_product_attention(*parts, is_causal=self._causal)
+        query, key, value = parts
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self._causal)
         tokens = tokens + self.attention["out"](mixed.transpose(1, 2).reshape(batch, count, WIDTH))
         return tokens + self.mlp["down"](functional.gelu(self.mlp["up"](self.norm2(tokens))))
 
@@ -145,12 +146,12 @@ class Clicks(nn.Module):
     def __init__(self, tables: int, rows: int, numbers: int, width: int = 16) -> None:
         super().__init__()
         self.embedding = nn.ModuleList(nn.Embedding(rows, width) for _ in range(tables))
-        self.register_buffer("_pairs", torch.triu_indices(tables + 1, tables + 1, offset=1))
+        self._pairs = torch.triu_indices(tables + 1, tables + 1, offset=1)
         pair_count = tables * (tables + 1) // 2
         self.mlp = nn.ModuleList([_perceptron(numbers, 512, 256, 64, width), _perceptron(width + pair_count, 512, 256)])
         self.head = nn.Linear(256, 1)
         for table in self.embedding:
-            nn.init.normal_(table.weight, std=0.05)
+            nn.init.normal_(table.get_parameter("weight"), std=0.05)
 
     def forward(self, categories: Tensor, numbers: Tensor) -> Tensor:
         """`categories`: batch × tables, row numbers. `numbers`: batch × numbers. Returns a score for each click."""

@@ -17,6 +17,7 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +80,8 @@ class Collected:
         """Writes the file."""
         index = {"workers": WORKERS, "steps": self.steps, "bits": self.bits}
         text = np.frombuffer(json.dumps(index).encode(), np.uint8)
-        np.savez_compressed(path, index=text, **self.exponents)
+        arrays: dict[str, Any] = {"index": text, **self.exponents}
+        np.savez_compressed(path, **arrays)
 
     def _stretches(self, names: list[str], by_worker: list[Gradients], length: int) -> NDArray[np.float32]:
         """The same places of all workers' gradients: workers × stretches × values."""
@@ -114,19 +116,20 @@ def _bits_of_one_and_mean(parts: Sequence[Sequence[NDArray[np.float32]]] | NDArr
     """Bits a value in fp32: the mean over workers, and those of the workers' mean. `parts` has each worker's arrays."""
     count = sum(part.size for part in parts[0])
     one = sum(coded_bits(part) for worker in parts for part in worker) / len(parts)
-    mean = sum(coded_bits(np.mean(same, axis=0, dtype=np.float32)) for same in zip(*parts, strict=True))
+    mean = sum(coded_bits(np.asarray(np.mean(same, axis=0, dtype=np.float32))) for same in zip(*parts, strict=True))
     return np.array([one, mean]) / count
 
 
 def _measured(names: list[str], by_worker: list[Gradients], scale: float) -> dict[str, float]:
     """Bits a value of one worker's gradients and of the workers' mean, in each format, and the share of zeros."""
     one = [gradients[name] for gradients in by_worker for name in names]
-    mean = [np.mean([gradients[name] for gradients in by_worker], axis=0, dtype=np.float32) for name in names]
+    means = (np.mean([gradients[name] for gradients in by_worker], axis=0, dtype=np.float32) for name in names)
+    mean = [np.asarray(values) for values in means]
     bits = {}
     for form in FORMATS:
         factor = np.float32(scale if form == "fp16" else 1)
         for name, arrays in ((form, one), (f"mean {form}", mean)):
-            coded = sum(coded_bits(values * factor, form) for values in arrays)
+            coded = sum(coded_bits(np.asarray(values * factor, np.float32), form) for values in arrays)
             bits[name] = coded / sum(values.size for values in arrays)
     bits["zeros"] = sum(int((values == 0).sum()) for values in one) / sum(values.size for values in one)
     return {name: round(value, 3) for name, value in bits.items()}
@@ -190,8 +193,8 @@ def _collect(training: Training, step: int, collected: Collected, generator: tor
             for kind, values in watch.seen.items():
                 factors[kind].append(values.reshape(-1, values.shape[-1]))
     collected.add_gradients(training.family, step, by_worker)
-    for kind, values in factors.items():
-        collected.add_factors(f"{training.family}/{kind}/{step}", values)
+    for kind, parts in factors.items():
+        collected.add_factors(f"{training.family}/{kind}/{step}", parts)
 
 
 def main() -> None:

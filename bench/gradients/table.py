@@ -40,7 +40,7 @@ def replayed_rows(scale: int, workers: int) -> Iterator[tuple[str, ...]]:
         whole = model_table(name)
         ranks = [Replayed(name, scale, rank) for rank in range(workers)]
         steps = [rank.step() for rank in ranks]
-        mean = [np.mean(parts, axis=0, dtype=np.float32) for parts in zip(*steps, strict=True)]
+        mean = [np.asarray(np.mean(parts, axis=0, dtype=np.float32)) for parts in zip(*steps, strict=True)]
         figures = [_bits_a_value(steps[0], form) for form in FORMATS] + [_bits_a_value(mean, form) for form in FORMATS]
         yield (whole.name, *(f"{figure:.1f}" for figure in figures))
 

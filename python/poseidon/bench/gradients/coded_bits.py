@@ -38,7 +38,7 @@ def coded_bits(values: NDArray[np.float32], form: Format = "fp32") -> float:
     words = as_words(values.reshape(-1), form)
     whole = words.size // BLOCK * BLOCK
     blocks = words[:whole].reshape(-1, BLOCK)
-    is_zero = ~blocks.any(axis=1)
+    is_zero = np.logical_not(np.any(blocks, axis=1, keepdims=True)).reshape(-1)
     sizes = _block_bytes(blocks[~is_zero], form)
     return 8.0 * (float(sizes.sum()) + _zero_bytes(is_zero) + (words.size - whole) * words.itemsize)
 
