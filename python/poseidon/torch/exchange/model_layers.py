@@ -18,6 +18,7 @@ from poseidon.torch.exchange.comm_hooks import PowerSGDHook
 from poseidon.torch.exchange.flights import Flights
 from poseidon.torch.exchange.small_groups import SmallGroups
 from poseidon.torch.exchange.transfer import Transfer
+from poseidon.torch.model.compiled import is_in_use
 from poseidon.torch.model.parameters import BackwardListener, SyncedParameter, attach_all
 
 
@@ -42,6 +43,7 @@ class ModelLayers:
         self._entries, self._settings, self._flights = entries, settings, flights
         self._grouped = entries if features.keeps(SAME_STEP) else []
         self._table = LayerTable(entries)
+        self._may_be_compiled = False
         self._loaded_residuals: Mapping[SyncedLayer, Residual] = {}  # before `connect`
 
     def connect(self, client: _core.Client, control: Control, transfer: Transfer, listener: BackwardListener) -> None:
@@ -73,6 +75,13 @@ class ModelLayers:
             entry.capture(entry.terms.uses_factors)
             if not self.groups.has(entry):
                 entry.hear_before()
+
+    def note_compiled_code(self) -> None:
+        """A forward pass begins, in which compiled code may run."""
+        if not self._may_be_compiled and is_in_use():
+            self._may_be_compiled = True
+            for entry in self._entries:
+                entry.capture_compiled()
 
     # Before an exchange.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,11 +17,12 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
+from poseidon.torch.model.compiled import compiled_forward
+from poseidon.torch.model.linear_calls import TORCHS_LINEAR, FactorTaker, cast, compute, fits, is_plain
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import touch
 
 _TORCHS_FORWARD = nn.Linear.forward
-_TORCHS_LINEAR: Any = torch._C._nn.linear
 
 
 class Factors:
@@ -81,24 +82,6 @@ NO_FACTORS = Factors()
 """None, to which nobody adds any."""
 
 
-class FactorTaker(Protocol):
-    """The object that gets the factors of a weight's gradient."""
-
-    param: nn.Parameter
-    intercepted: bool
-    """Whether the last forward call outside backward met something else than torch's own F.linear."""
-
-    @property
-    def armed(self) -> bool:
-        """Whether the rows of the forward pass that runs now count."""
-
-    def count_forward_rows(self, row_count: int) -> None:
-        """Notes K of one forward call."""
-
-    def take_factors(self, left: torch.Tensor, right: torch.Tensor) -> bool:
-        """Gets the rows of one use of the layer; if it returns False the caller returns the dense gradient."""
-
-
 class _FactorLinear(torch.autograd.Function):
     """F.linear whose weight gradient may be handed over as factors. `input` has the compute dtype."""
 
@@ -112,7 +95,7 @@ class _FactorLinear(torch.autograd.Function):
         ctx.weight_shape, ctx.weight_dtype = weight.shape, weight.dtype
         # As torch does, which lets a program change a weight in place that backward does not need.
         ctx.save_for_backward(input, weight if ctx.needs_input_grad[0] else None)
-        return F.linear(input, weight.to(input.dtype), None if bias is None else bias.to(input.dtype))
+        return compute(input, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -190,15 +173,15 @@ _Linear.forward.__qualname__ = _TORCHS_FORWARD.__qualname__
 
 
 def _forward(module: nn.Linear, input: torch.Tensor) -> torch.Tensor:
-    if torch.compiler.is_compiling() or (taker := _taker_of(module)) is None:
+    if torch.compiler.is_compiling():
+        return compiled_forward(module, input)
+    if (taker := _taker_of(module)) is None:
         return F.linear(input, module.weight, module.bias)
     weight, bias = module.weight, module.bias
     touch((weight, bias))  # the Function below would do so where updates are no longer in place
     if not _capturable(taker, input, weight, bias):
         return F.linear(input, weight, bias)
-    if torch.is_autocast_enabled(input.device.type):
-        # Cast here and in the Function: inside it autocast's own, cached casts could lose their history.
-        input = input.to(torch.get_autocast_dtype(input.device.type))
+    input = cast(input)
     if taker.armed:
         taker.count_forward_rows(input.numel() // weight.shape[1])
     return _FactorLinear.apply(input, weight, bias, taker)
@@ -211,19 +194,11 @@ def _capturable(entry: FactorTaker, input: torch.Tensor, weight: torch.Tensor, b
     """
     if weight is not entry.param or not weight.requires_grad or not torch.is_grad_enabled():
         return False
-    if type(input) not in (torch.Tensor, nn.Parameter) or input.layout != torch.strided:
-        return False
     if torch._C._get_tracing_state() is not None or _passes_others(entry, weight, bias):
         return False
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
-    if input.dim() == 0 or input.shape[-1] != weight.shape[1] or input.device != weight.device:
-        return False
-    if torch.is_autocast_enabled(input.device.type):
-        # Autocast leaves float64 alone.
-        dtypes = {input.dtype, weight.dtype} | ({bias.dtype} if bias is not None else set())
-        return all(dtype.is_floating_point for dtype in dtypes) and torch.float64 not in dtypes
-    return input.dtype == weight.dtype and (bias is None or bias.dtype == weight.dtype)
+    return fits(input, weight, bias)
 
 
 def _passes_others(entry: FactorTaker, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
@@ -241,14 +216,9 @@ def _intercepted(weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
     Modes and tensors with a `__torch_dispatch__` may be there: what they do is below autograd, and changes no gradient
     in torch either.
     """
-    if F.linear is not _TORCHS_LINEAR:
+    if F.linear is not TORCHS_LINEAR:
         return True
     modes = (torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack()))
     if any(type(mode) is not DeviceContext for mode in modes):  # which only places new tensors
         return True
-    return not _is_plain(weight) or not (bias is None or _is_plain(bias))
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    kind = type(tensor)
-    return kind is torch.Tensor or kind.__torch_function__ is torch._C._disabled_torch_function_impl
+    return not is_plain(weight) or not (bias is None or is_plain(bias))

@@ -15,6 +15,7 @@ from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.schemes import converts, takes_factors, workers_multiply
 from poseidon.torch.model.collector import collector_paused
+from poseidon.torch.model.compiled import close_gate, is_in_use, open_gate
 from poseidon.torch.model.factors import NO_FACTORS, Factors, hand_over_factors, keep_factors
 from poseidon.torch.model.gradient_form import TouchedRowsForm, form_of
 from poseidon.torch.model.hooks import NO_ARRIVALS, accumulating_nodes, has_others, posthook, prehook
@@ -79,6 +80,7 @@ class SyncedParameter(SyncedLayer):
         self.arrivals = NO_ARRIVALS  # of its group
         self._allocated_at = param.data_ptr() if is_allocated(param) else None
         self._linears = linears  # the modules that may hand over factors; empty where the gradient is always dense
+        self._captures = False  # they do so now
         self._all_linears = linears  # those of them where servers do not hold the parameter
         self._factor_count = 0  # K of this rank since the last synchronization
         self._refused_factors = False  # some of these rows went into the dense gradient
@@ -140,12 +142,22 @@ class SyncedParameter(SyncedLayer):
 
     def capture(self, wanted: bool) -> None:
         """Whether the modules that have the parameter are to hand over factors from now on."""
+        self._captures = wanted and not self.shared and bool(self._linears)
         for linear in self._linears:
-            if wanted and not self.shared:
+            if self._captures:
                 self.hear_before()
                 hand_over_factors(linear, self)
             else:
                 keep_factors(linear, self)
+        if not self._captures:
+            close_gate(self)
+        elif is_in_use():
+            open_gate(self)
+
+    def capture_compiled(self) -> None:
+        """Has code that torch.compile makes of the modules hand over factors if they do so."""
+        if self._captures:
+            open_gate(self)
 
     def forget_client(self) -> None:
         super().forget_client()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.autograd import graph
@@ -72,3 +72,12 @@ def leave_untraced(kind: type) -> None:
     known: Any = getattr(config, "nontraceable_tensor_subclasses", None)  # since torch 2.7
     if known is not None:
         known.add(kind)
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def constant_when_compiled(function: _Function) -> _Function:
+    """Has torch.compile call this function where it meets a call of it, and take the result for a constant."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch's own function imports the compiler
+    return function

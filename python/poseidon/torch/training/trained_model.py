@@ -198,6 +198,7 @@ class TrainedModel:
             self._in_backward = OptimizersInBackward(self.entries)
         self.sync.flights.note_thread()
         self.sync.check_forward()
+        self.sync.layers.note_compiled_code()
         self.sync.passes.begin(synchronizing)
 
     def demand_exchange(self) -> None:
