@@ -1,0 +1,110 @@
+#include "kernel/bit_planes.h"
+
+#include <cstring>
+
+#if POSEIDON_X86_DISPATCH
+#include <immintrin.h>
+#endif
+
+namespace poseidon::kernel {
+namespace {
+
+constexpr std::size_t kValues = 8 * kPlaneBytes;
+constexpr std::uint64_t kLowestBits = 0x0101010101010101;
+
+void pack_portable(const std::uint8_t* in, std::size_t plane_count, std::byte* out) {
+  for (std::size_t i = 0; i < kValues; i += 8) {
+    std::uint64_t eight = 0;
+    std::memcpy(&eight, in + i, sizeof eight);
+    for (std::size_t plane = 0; plane < plane_count; ++plane) {
+      // The product has the lowest bit of byte i at bit 56 + i.
+      const std::uint64_t gathered = ((eight >> plane & kLowestBits) * 0x0102040810204080) >> 56;
+      out[plane * kPlaneBytes + i / 8] = static_cast<std::byte>(gathered);
+    }
+  }
+}
+
+void unpack_portable(const std::byte* in, std::size_t plane_count, std::uint8_t* out) {
+  for (std::size_t i = 0; i < kValues; i += 8) {
+    std::uint64_t eight = 0;
+    for (std::size_t plane = 0; plane < plane_count; ++plane) {
+      const auto bits = std::to_integer<std::uint64_t>(in[plane * kPlaneBytes + i / 8]);
+      const std::uint64_t spread = bits * kLowestBits & 0x8040201008040201;  // bit i is in byte i
+      eight |= ((spread + 0x7f7f7f7f7f7f7f7f) >> 7 & kLowestBits) << plane;
+    }
+    std::memcpy(out + i, &eight, sizeof eight);
+  }
+}
+
+#if POSEIDON_X86_DISPATCH
+__attribute__((target("avx2"))) void pack_v3(const std::uint8_t* in, std::size_t plane_count, std::byte* out) {
+  for (std::size_t i = 0; i < kValues; i += 32) {
+    const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
+    for (std::size_t plane = 0; plane < plane_count; ++plane) {
+      const __m128i up = _mm_cvtsi32_si128(7 - static_cast<int>(plane));
+      const int bits = _mm256_movemask_epi8(_mm256_sll_epi16(bytes, up));
+      std::memcpy(out + plane * kPlaneBytes + i / 8, &bits, sizeof bits);
+    }
+  }
+}
+
+__attribute__((target("avx2"))) void unpack_v3(const std::byte* in, std::size_t plane_count, std::uint8_t* out) {
+  const __m256i byte_of = _mm256_setr_epi64x(0, kLowestBits, 2 * kLowestBits, 3 * kLowestBits);
+  const __m256i bit_of = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201));
+  for (std::size_t i = 0; i < kValues; i += 32) {
+    __m256i bytes = _mm256_setzero_si256();
+    for (std::size_t plane = 0; plane < plane_count; ++plane) {
+      int bits = 0;
+      std::memcpy(&bits, in + plane * kPlaneBytes + i / 8, sizeof bits);
+      const __m256i spread = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(bits), byte_of), bit_of);
+      const __m256i is_set = _mm256_cmpeq_epi8(spread, bit_of);
+      bytes = _mm256_or_si256(bytes, _mm256_and_si256(is_set, _mm256_set1_epi8(static_cast<char>(1u << plane))));
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i), bytes);
+  }
+}
+
+__attribute__((POSEIDON_TARGET_V4)) void pack_v4(const std::uint8_t* in, std::size_t plane_count, std::byte* out) {
+  for (std::size_t i = 0; i < kValues; i += 64) {
+    const __m512i bytes = _mm512_loadu_si512(in + i);
+    for (std::size_t plane = 0; plane < plane_count; ++plane) {
+      const std::uint64_t bits = _mm512_test_epi8_mask(bytes, _mm512_set1_epi8(static_cast<char>(1u << plane)));
+      std::memcpy(out + plane * kPlaneBytes + i / 8, &bits, sizeof bits);
+    }
+  }
+}
+
+__attribute__((POSEIDON_TARGET_V4)) void unpack_v4(const std::byte* in, std::size_t plane_count, std::uint8_t* out) {
+  for (std::size_t i = 0; i < kValues; i += 64) {
+    __m512i bytes = _mm512_setzero_si512();
+    for (std::size_t plane = 0; plane < plane_count; ++plane) {
+      std::uint64_t bits = 0;
+      std::memcpy(&bits, in + plane * kPlaneBytes + i / 8, sizeof bits);
+      bytes = _mm512_or_si512(bytes, _mm512_maskz_set1_epi8(bits, static_cast<char>(1u << plane)));
+    }
+    _mm512_storeu_si512(out + i, bytes);
+  }
+}
+#endif
+
+}  // namespace
+
+void pack_planes(Isa isa, const std::uint8_t* in, std::size_t plane_count, std::byte* out) {
+#if POSEIDON_X86_DISPATCH
+  if (isa == Isa::v4) return pack_v4(in, plane_count, out);
+  if (isa == Isa::v3) return pack_v3(in, plane_count, out);
+#endif
+  static_cast<void>(isa);
+  pack_portable(in, plane_count, out);
+}
+
+void unpack_planes(Isa isa, const std::byte* in, std::size_t plane_count, std::uint8_t* out) {
+#if POSEIDON_X86_DISPATCH
+  if (isa == Isa::v4) return unpack_v4(in, plane_count, out);
+  if (isa == Isa::v3) return unpack_v3(in, plane_count, out);
+#endif
+  static_cast<void>(isa);
+  unpack_portable(in, plane_count, out);
+}
+
+}  // namespace poseidon::kernel

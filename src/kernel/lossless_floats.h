@@ -1,0 +1,168 @@
+// Blocks of floating-point values: signs and mantissas as they are, exponents as distances below the largest one.
+//
+//   0x20 + w | largest exponent | number of escapes | low bytes | signs and mantissas | w planes of distances | escapes
+//
+// A distance that does not fit in w bits is coded as the largest number that does, and comes among the escapes, a byte
+// each. Float32 has 16 low bits of each value, then a byte each with the sign and 7 bits. Bfloat16 has such a byte.
+// Float16 has 8 bits of each mantissa, then planes of the 2 bits above and of the sign.
+#pragma once
+
+#include <cstring>
+
+#include "kernel/lossless_block.h"
+
+namespace poseidon::kernel {
+
+template <typename Word, unsigned exponent_bits, unsigned mantissa_bits>
+class FloatBlock {
+ public:
+  using Value = Word;
+  static constexpr std::size_t kHeadBytes = 3;
+
+  /// The head of a coded block. `at` has kHeadBytes.
+  struct Head {
+    explicit Head(const std::byte* at)
+        : bits(byte_at(at) - unsigned{kCodedBlock}), top(byte_at(at + 1)), escape_count(byte_at(at + 2)) {}
+    bool valid() const { return bits <= kMostBits && (bits > 0 || escape_count == 0); }
+    std::size_t block_bytes() const { return kHeadBytes + kRawBytes + bits * kPlaneBytes + escape_count; }
+    unsigned bits;
+    std::uint8_t top;
+    std::size_t escape_count;
+  };
+
+  /// Codes a block to `out`, which has room for the values as they are. Returns its bytes; 0 if it would not shrink or
+  /// if all values are zeros, which `zeros` says.
+  static POSEIDON_INLINE std::size_t encode(Isa isa, const std::byte* values, std::byte* out, bool& zeros) {
+    BlockBytes exponents;
+    // What is written before it is known that the block shrinks has fewer bytes than the values.
+    zeros = split(isa, values, out + kHeadBytes, exponents) == 0;
+    if (zeros) return 0;
+    const std::uint8_t top = largest(exponents);
+    BlockBytes& distances = exponents;
+    for (std::uint8_t& distance : distances) distance = static_cast<std::uint8_t>(top - distance);
+    const Width width = best_width(distances);
+    const std::size_t block_bytes = kHeadBytes + kRawBytes + width.bytes();
+    if (block_bytes >= kBlockValues * sizeof(Word)) return 0;
+    out[0] = static_cast<std::byte>(kCodedBlock + width.bits);
+    out[1] = static_cast<std::byte>(top);
+    out[2] = static_cast<std::byte>(width.escape_count);
+    std::byte* const planes = out + kHeadBytes + kRawBytes;
+    if (width.escape_count > 0) take_escapes(distances, width.bits, planes + width.bits * kPlaneBytes);
+    pack_planes(isa, distances.data(), width.bits, planes);
+    return block_bytes;
+  }
+
+  /// Decodes a block of which all bytes are there. Returns false if no block can be coded like this.
+  static POSEIDON_INLINE bool decode(Isa isa, const std::byte* coded, const Head& head, std::byte* values) {
+    const std::byte* const planes = coded + kHeadBytes + kRawBytes;
+    BlockBytes distances;
+    unpack_planes(isa, planes, head.bits, distances.data());
+    if (head.bits > 0 && !put_escapes(planes + head.bits * kPlaneBytes, head, distances)) return false;
+    for (std::uint8_t& distance : distances)
+      distance = static_cast<std::uint8_t>((head.top - distance) & kExponentMask);
+    join(isa, coded + kHeadBytes, distances, values);
+    return true;
+  }
+
+ private:
+  static constexpr unsigned kLowBits = mantissa_bits > 16 ? 16 : 0;
+  static constexpr unsigned kMantissaBits = mantissa_bits - kLowBits;      // of a word of 16 bits
+  static constexpr std::size_t kExtraPlanes = kMantissaBits + 1 - 8;       // for what a byte does not hold
+  static constexpr std::size_t kLowBytes = kBlockValues * kLowBits / 8;
+  static constexpr std::size_t kRawBytes = kLowBytes + kBlockValues + kExtraPlanes * kPlaneBytes;
+  static constexpr unsigned kExponentMask = (1u << exponent_bits) - 1;
+  static constexpr unsigned kMostBits = 5;
+
+  using Words = std::array<Word, kBlockValues>;
+  using Halves = std::array<std::uint16_t, kBlockValues>;
+
+  struct Width {
+    unsigned bits = 0;
+    std::size_t escape_count = 0;
+    std::size_t bytes() const { return bits * kPlaneBytes + escape_count; }
+  };
+
+  /// The cheapest one.
+  static POSEIDON_INLINE Width best_width(const BlockBytes& distances) {
+    if (largest(distances) == 0) return {};
+    Width best{8 * sizeof(Word), 0};  // too large to shrink
+    for (unsigned bits = 1; bits <= kMostBits; ++bits) {
+      const Width width{bits, count_at_least(distances, (1u << bits) - 1)};
+      if (width.escape_count <= kMostEscapes && width.bytes() < best.bytes()) best = width;
+      if (width.escape_count == 0) break;
+    }
+    return best;
+  }
+
+  static POSEIDON_INLINE void take_escapes(BlockBytes& distances, unsigned bits, std::byte* escapes) {
+    const auto escape = static_cast<std::uint8_t>((1u << bits) - 1);
+    BlockBytes codes;
+    for (std::size_t i = 0; i < kBlockValues; ++i) codes[i] = std::min(distances[i], escape);
+    for_each_equal(codes, escape, [&](std::size_t i) { *escapes++ = static_cast<std::byte>(distances[i]); });
+    distances = codes;
+  }
+
+  static POSEIDON_INLINE bool put_escapes(const std::byte* escapes, const Head& head, BlockBytes& distances) {
+    const auto escape = static_cast<std::uint8_t>((1u << head.bits) - 1);
+    if (count_at_least(distances, escape) != head.escape_count) return false;
+    if (head.escape_count > 0)
+      for_each_equal(distances, escape, [&](std::size_t i) { distances[i] = byte_at(escapes++); });
+    return true;
+  }
+
+  /// Writes what is not coded to `raw`, and the exponents. Returns the or of all values.
+  static POSEIDON_INLINE Word split(Isa isa, const std::byte* values, std::byte* raw, BlockBytes& exponents) {
+    Words words;
+    std::memcpy(words.data(), values, sizeof words);
+    Word all = 0;
+    for (const Word word : words) all = static_cast<Word>(all | word);
+    Halves high;
+    for (std::size_t i = 0; i < kBlockValues; ++i) high[i] = static_cast<std::uint16_t>(words[i] >> kLowBits);
+    if constexpr (kLowBits > 0) {
+      Halves low;
+      for (std::size_t i = 0; i < kBlockValues; ++i) low[i] = static_cast<std::uint16_t>(words[i]);
+      std::memcpy(raw, low.data(), sizeof low);
+    }
+    BlockBytes rest;
+    for (std::size_t i = 0; i < kBlockValues; ++i)
+      exponents[i] = static_cast<std::uint8_t>(high[i] >> kMantissaBits & kExponentMask);
+    for (std::size_t i = 0; i < kBlockValues; ++i)
+      rest[i] = static_cast<std::uint8_t>(kExtraPlanes > 0 ? high[i] : (high[i] & 0x7f) | (high[i] >> 8 & 0x80));
+    std::memcpy(raw + kLowBytes, rest.data(), sizeof rest);
+    if constexpr (kExtraPlanes > 0) {
+      for (std::size_t i = 0; i < kBlockValues; ++i)
+        rest[i] = static_cast<std::uint8_t>((high[i] >> 8 & 3) | (high[i] >> 13 & 4));
+      pack_planes(isa, rest.data(), kExtraPlanes, raw + kLowBytes + kBlockValues);
+    }
+    return all;
+  }
+
+  /// The opposite.
+  static POSEIDON_INLINE void join(Isa isa, const std::byte* raw, const BlockBytes& exponents, std::byte* values) {
+    BlockBytes rest;
+    std::memcpy(rest.data(), raw + kLowBytes, sizeof rest);
+    Halves high;
+    if constexpr (kExtraPlanes > 0) {
+      BlockBytes extra;
+      unpack_planes(isa, raw + kLowBytes + kBlockValues, kExtraPlanes, extra.data());
+      for (std::size_t i = 0; i < kBlockValues; ++i)
+        high[i] = static_cast<std::uint16_t>((extra[i] & 4) << 13 | exponents[i] << kMantissaBits |
+                                             (extra[i] & 3) << 8 | rest[i]);
+    } else {
+      for (std::size_t i = 0; i < kBlockValues; ++i)
+        high[i] =
+            static_cast<std::uint16_t>((rest[i] & 0x80) << 8 | exponents[i] << kMantissaBits | (rest[i] & 0x7f));
+    }
+    if constexpr (kLowBits == 0) {
+      std::memcpy(values, high.data(), sizeof high);
+    } else {
+      Halves low;
+      std::memcpy(low.data(), raw, sizeof low);
+      Words words;
+      for (std::size_t i = 0; i < kBlockValues; ++i) words[i] = Word{high[i]} << kLowBits | Word{low[i]};
+      std::memcpy(values, words.data(), sizeof words);
+    }
+  }
+};
+
+}  // namespace poseidon::kernel

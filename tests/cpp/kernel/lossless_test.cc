@@ -1,0 +1,214 @@
+#include "kernel/lossless.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "kernel/half_bits.h"
+
+namespace poseidon::kernel {
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+constexpr Coding kCodings[] = {Coding::float32, Coding::float16, Coding::bfloat16, Coding::difference32,
+                               Coding::difference16};
+
+std::vector<Isa> isas() {
+  std::vector<Isa> all{Isa::baseline};
+  if (best_isa() != Isa::baseline) all.push_back(Isa::v3);
+  if (best_isa() == Isa::v4) all.push_back(Isa::v4);
+  return all;
+}
+
+/// Codes the values. The memory is as large as it has to be, so that a sanitizer sees a byte too many.
+Bytes coded(Coding coding, const Bytes& values, Isa isa = best_isa()) {
+  const std::size_t count = values.size() / value_bytes(coding);
+  Bytes out(most_coded_bytes(coding, count));
+  out.resize(encode_lossless_with(isa, coding, values.data(), count, out.data()));
+  return Bytes(out.begin(), out.end());
+}
+
+/// Decodes in pieces of `piece_bytes`.
+Bytes decoded(Coding coding, const Bytes& from, std::size_t count, std::size_t piece_bytes, Isa isa = best_isa()) {
+  Bytes values(count * value_bytes(coding));
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::size_t have = 0;
+  while (have < count) {
+    const std::size_t before = end;
+    end = std::min(end + piece_bytes, from.size());
+    const Bytes piece(from.begin() + static_cast<std::ptrdiff_t>(begin), from.begin() + static_cast<std::ptrdiff_t>(end));
+    const Decoded done = decode_lossless_with(isa, coding, piece, values.data() + have * value_bytes(coding), count - have);
+    EXPECT_FALSE(done.malformed);
+    begin += done.coded_bytes;
+    have += done.value_count;
+    if (done.malformed || (before == end && done.value_count == 0)) break;
+  }
+  EXPECT_EQ(have, count);
+  EXPECT_EQ(begin, from.size());
+  return values;
+}
+
+template <typename Word>
+Bytes bytes_of(const std::vector<Word>& words) {
+  Bytes bytes(words.size() * sizeof(Word));
+  std::memcpy(bytes.data(), words.data(), bytes.size());
+  return bytes;
+}
+
+/// Normally distributed numbers of the coding's type, whose scale changes between runs of 1,000.
+Bytes gradients(Coding coding, std::size_t count, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> normal;
+  std::vector<std::uint32_t> words(count);
+  std::vector<std::uint16_t> halves(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    const float value = normal(random) * std::ldexp(1.0F, -static_cast<int>(i / 1000 % 12));
+    words[i] = std::bit_cast<std::uint32_t>(value);
+    if (coding == Coding::float16) halves[i] = narrow_float16_bits(words[i]);
+    if (coding == Coding::bfloat16) halves[i] = narrow_bfloat16_bits(words[i]);
+    if (coding == Coding::difference32) words[i] = static_cast<std::uint32_t>(std::fabs(value) * 60'000);
+    if (coding == Coding::difference16) halves[i] = static_cast<std::uint16_t>(std::fabs(value) * 6);
+  }
+  return value_bytes(coding) == 4 ? bytes_of(words) : bytes_of(halves);
+}
+
+TEST(Lossless, EveryKindOfBlockComesBackInPiecesOfEverySize) {
+  for (const Coding coding : kCodings) {
+    Bytes values = gradients(coding, 3000, 1);
+    const std::size_t block = kBlockValues * value_bytes(coding);
+    std::memset(values.data() + block, 0, block);          // one block of zeros
+    std::memset(values.data() + 3 * block, 0, 3 * block);  // a run of them
+    std::mt19937 random(7);
+    for (std::size_t i = 7 * block; i < 8 * block; ++i) values[i] = static_cast<std::byte>(random());  // a plain one
+    const Bytes small = coded(coding, values);
+    for (const std::size_t piece_bytes : {1, 2, 3, 7, 100, 1000, 100'000})
+      EXPECT_EQ(decoded(coding, small, 3000, piece_bytes), values) << "coding " << int(coding);
+  }
+}
+
+TEST(Lossless, EveryPatternOf16BitsComesBack) {
+  std::vector<std::uint16_t> all(65536);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i * 40503);  // neighbours differ
+  std::vector<std::uint16_t> ordered(65536);
+  for (std::size_t i = 0; i < all.size(); ++i) ordered[i] = static_cast<std::uint16_t>(i);
+  for (const Coding coding : {Coding::float16, Coding::bfloat16, Coding::difference16}) {
+    for (const auto& words : {all, ordered}) {
+      const Bytes values = bytes_of(words);
+      EXPECT_EQ(decoded(coding, coded(coding, values), words.size(), 1 << 20), values);
+    }
+  }
+}
+
+TEST(Lossless, PatternsOf32BitsComeBack) {
+  // Each exponent, with the signs and mantissas of NaN, infinity, zero and denormals among them.
+  std::vector<std::uint32_t> words;
+  for (std::uint32_t high = 0; high < 65536; ++high)
+    for (const std::uint32_t low : {0x0000u, 0x0001u, 0xffffu}) words.push_back(high << 16 | low);
+  for (const Coding coding : {Coding::float32, Coding::difference32}) {
+    const Bytes values = bytes_of(words);
+    EXPECT_EQ(decoded(coding, coded(coding, values), words.size(), 1 << 20), values);
+  }
+}
+
+TEST(Lossless, EveryInstructionSetGivesTheSameBytes) {
+  for (const Coding coding : kCodings) {
+    const Bytes values = gradients(coding, 20'000, 2);
+    const Bytes small = coded(coding, values);
+    for (const Isa isa : isas()) {
+      EXPECT_EQ(coded(coding, values, isa), small);
+      EXPECT_EQ(decoded(coding, small, 20'000, 1 << 20, isa), values);
+    }
+  }
+}
+
+TEST(Lossless, GradientsShrinkAndZerosTakeNextToNothing) {
+  const auto bits = [](Coding coding, const Bytes& values) {
+    return 8.0 * static_cast<double>(coded(coding, values).size()) /
+           (static_cast<double>(values.size()) / static_cast<double>(value_bytes(coding)));
+  };
+  EXPECT_LT(bits(Coding::float32, gradients(Coding::float32, 100'000, 3)), 27.6);
+  EXPECT_LT(bits(Coding::float16, gradients(Coding::float16, 100'000, 3)), 14.7);
+  EXPECT_LT(bits(Coding::bfloat16, gradients(Coding::bfloat16, 100'000, 3)), 11.6);
+  const Bytes zeros(std::size_t{4} * kBlockValues * 1000);
+  EXPECT_LE(coded(Coding::float32, zeros).size(), 8U);
+  EXPECT_EQ(coded(Coding::float32, Bytes(std::size_t{4} * kBlockValues)).size(), 1U);
+}
+
+TEST(Lossless, WhatDoesNotShrinkTakesAByteABlockMore) {
+  std::mt19937 random(4);
+  Bytes noise(std::size_t{4} * 10 * kBlockValues);
+  for (std::byte& byte : noise) byte = static_cast<std::byte>(random());
+  for (const Coding coding : kCodings) {
+    const std::size_t count = noise.size() / value_bytes(coding);
+    EXPECT_LE(coded(coding, noise).size(), most_coded_bytes(coding, count));
+    EXPECT_EQ(decoded(coding, coded(coding, noise), count, 1 << 20), noise);
+  }
+}
+
+TEST(Lossless, ADifferenceAndItsBaseGiveTheValues) {
+  std::mt19937 random(5);
+  for (const std::size_t width : {2, 4}) {
+    Bytes base(4000);
+    Bytes values(4000);
+    for (std::byte& byte : base) byte = static_cast<std::byte>(random());
+    for (std::byte& byte : values) byte = static_cast<std::byte>(random());
+    std::memset(base.data(), 0, 8);
+    std::memset(values.data(), 0xff, 8);
+    Bytes between(4000);
+    difference(values.data(), base.data(), between.data(), 4000 / width, width);
+    add_difference(between.data(), base.data(), between.data(), 4000 / width, width);
+    EXPECT_EQ(between, values);
+  }
+  const std::vector<std::uint32_t> near{100, 103, 97};
+  const std::vector<std::uint32_t> from{100, 100, 100};
+  std::vector<std::uint32_t> small(3);
+  difference(reinterpret_cast<const std::byte*>(near.data()), reinterpret_cast<const std::byte*>(from.data()),
+             reinterpret_cast<std::byte*>(small.data()), 3, 4);
+  EXPECT_EQ(small, (std::vector<std::uint32_t>{0, 6, 5}));
+}
+
+/// What decoding one whole block says of bytes that no encoder makes.
+bool is_malformed(Coding coding, Bytes bytes) {
+  bytes.resize(std::max<std::size_t>(bytes.size(), 2000));
+  Bytes values(kBlockValues * value_bytes(coding));
+  return decode_lossless(coding, bytes, values.data(), kBlockValues).malformed;
+}
+
+TEST(Lossless, WhatNoEncoderMakesIsMalformed) {
+  for (const Coding coding : kCodings) {
+    EXPECT_TRUE(is_malformed(coding, {std::byte{0x03}}));                   // no kind of block
+    EXPECT_TRUE(is_malformed(coding, {std::byte{0x00}, std::byte{0x01}}));  // more zeros than are wanted
+    EXPECT_TRUE(is_malformed(coding, {std::byte{0x20 + 33}}));              // too wide
+  }
+  EXPECT_TRUE(is_malformed(Coding::float32, {std::byte{0x20}, std::byte{9}, std::byte{1}}));    // escapes of no bits
+  EXPECT_TRUE(is_malformed(Coding::bfloat16, {std::byte{0x22}, std::byte{9}, std::byte{1}}));   // escapes that are missing
+  // An escape with bits above the word.
+  Bytes wide(2 + 15 * kBlockValues / 8, std::byte{0});
+  wide[0] = std::byte{0x20 + 15};
+  wide[1] = std::byte{1};
+  for (const std::byte byte : {std::byte{0}, std::byte{2}, std::byte{0}}) wide.push_back(byte);
+  EXPECT_TRUE(is_malformed(Coding::difference16, wide));
+}
+
+TEST(Lossless, RandomBytesAreDecodedWithinTheirArrays) {
+  std::mt19937 random(6);
+  for (int round = 0; round < 2000; ++round) {
+    const Coding coding = kCodings[random() % std::size(kCodings)];
+    Bytes bytes(random() % 3000);
+    for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
+    if (!bytes.empty()) bytes[0] = static_cast<std::byte>(random() % 2 == 0 ? random() % 4 : 0x20 + random() % 34);
+    const std::size_t count = random() % 1500;
+    Bytes values(count * value_bytes(coding));
+    const Decoded done = decode_lossless(coding, bytes, values.data(), count);
+    ASSERT_LE(done.coded_bytes, bytes.size());
+    ASSERT_LE(done.value_count, count);
+  }
+}
+
+}  // namespace
+}  // namespace poseidon::kernel
