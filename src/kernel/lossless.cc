@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/invariant.h"
 #include "kernel/lossless_floats.h"
 #include "kernel/lossless_integers.h"
 
@@ -151,6 +152,8 @@ POSEIDON_INLINE auto with_block(Coding coding, const Body& body) {
       return body.template operator()<IntegerBlock<std::uint16_t>>();
     case Coding::float32:
       break;
+    case Coding::none:
+      invariant(false, "values of a known kind are coded");
   }
   return body.template operator()<FloatBlock<std::uint32_t, 8, 23>>();
 }
@@ -182,9 +185,9 @@ template <typename Word>
 void difference_of(const std::byte* values, const std::byte* base, std::byte* out, std::size_t count) {
   run_with(
       best_isa(), [=](auto) __attribute__((always_inline)) {
-        each<Word>(values, base, out, count, [](Word value, Word from) __attribute__((always_inline)) {
-          return fold(static_cast<Word>(value - from));
-        });
+        each<Word>(
+            values, base, out, count,
+            [](Word value, Word from) __attribute__((always_inline)) { return fold(static_cast<Word>(value - from)); });
       });
 }
 
@@ -192,44 +195,33 @@ template <typename Word>
 void add_difference_of(const std::byte* differences, const std::byte* base, std::byte* values, std::size_t count) {
   run_with(
       best_isa(), [=](auto) __attribute__((always_inline)) {
-        each<Word>(differences, base, values, count, [](Word folded, Word from) __attribute__((always_inline)) {
-          return static_cast<Word>(from + unfold(folded));
-        });
+        each<Word>(
+            differences, base, values, count, [](Word folded, Word from) __attribute__((always_inline)) {
+              return static_cast<Word>(from + unfold(folded));
+            });
       });
 }
 
 }  // namespace
 
-std::size_t encode_lossless_with(Isa isa, Coding coding, const std::byte* values, std::size_t value_count,
-                                 std::byte* out) {
+std::size_t encode_lossless(Coding coding, const std::byte* values, std::size_t value_count, std::byte* out, Isa isa) {
   std::size_t coded_bytes = 0;
   with_block(coding, [&]<typename Block>() {
     run_with(
-        isa, [&](auto) __attribute__((always_inline)) {
-          coded_bytes = encode_values<Block>(isa, values, value_count, out);
-        });
+        isa, [&](auto)
+                 __attribute__((always_inline)) { coded_bytes = encode_values<Block>(isa, values, value_count, out); });
   });
   return coded_bytes;
 }
 
-Decoded decode_lossless_with(Isa isa, Coding coding, std::span<const std::byte> coded, std::byte* values,
-                             std::size_t value_count) {
+Decoded decode_lossless(Coding coding, std::span<const std::byte> coded, std::byte* values, std::size_t value_count,
+                        Isa isa) {
   Decoded done;
   with_block(coding, [&]<typename Block>() {
     run_with(
-        isa, [&](auto) __attribute__((always_inline)) {
-          done = Decoding<Block>(coded, values, value_count).run(isa);
-        });
+        isa, [&](auto) __attribute__((always_inline)) { done = Decoding<Block>(coded, values, value_count).run(isa); });
   });
   return done;
-}
-
-std::size_t encode_lossless(Coding coding, const std::byte* values, std::size_t value_count, std::byte* out) {
-  return encode_lossless_with(best_isa(), coding, values, value_count, out);
-}
-
-Decoded decode_lossless(Coding coding, std::span<const std::byte> coded, std::byte* values, std::size_t value_count) {
-  return decode_lossless_with(best_isa(), coding, coded, values, value_count);
 }
 
 void difference(const std::byte* values, const std::byte* base, std::byte* out, std::size_t value_count,

@@ -17,32 +17,22 @@
 #include <cstdint>
 #include <span>
 
+#include "base/coding.h"
 #include "kernel/dispatch.h"
 
 namespace poseidon::kernel {
 
-/// What the values are.
-enum class Coding : std::uint8_t {
-  float32,
-  float16,
-  bfloat16,
-  difference32,  // of 32 bits, what `difference` returns: small numbers
-  difference16,
-};
-
 inline constexpr std::size_t kBlockValues = 256;
-
-constexpr std::size_t value_bytes(Coding coding) {
-  return coding == Coding::float32 || coding == Coding::difference32 ? 4 : 2;
-}
 
 /// How many bytes `value_count` values take at most.
 constexpr std::size_t most_coded_bytes(Coding coding, std::size_t value_count) {
   return value_count * value_bytes(coding) + value_count / kBlockValues;
 }
 
-/// Codes `value_count` values. `out` has room for most_coded_bytes, and does not overlap. Returns how many it got.
-std::size_t encode_lossless(Coding coding, const std::byte* values, std::size_t value_count, std::byte* out);
+/// Codes `value_count` values; `coding` is not Coding::none. `out` has room for most_coded_bytes, and does
+/// not overlap. Returns how many it got. The bytes do not depend on `isa`, which this CPU must have.
+std::size_t encode_lossless(Coding coding, const std::byte* values, std::size_t value_count, std::byte* out,
+                            Isa isa = best_isa());
 
 /// How far decode_lossless came.
 struct Decoded {
@@ -54,7 +44,8 @@ struct Decoded {
 /// Decodes from the front of `coded` what is there whole, at most `value_count` values, to `values`. More may follow:
 /// call it again with the bytes that were not used and what came after them. Reads and writes nothing else, whatever
 /// the bytes are. `value_count` is what is left of the array, its last values included.
-Decoded decode_lossless(Coding coding, std::span<const std::byte> coded, std::byte* values, std::size_t value_count);
+Decoded decode_lossless(Coding coding, std::span<const std::byte> coded, std::byte* values, std::size_t value_count,
+                        Isa isa = best_isa());
 
 /// out[i] = a number that is small where value[i] is near base[i]: the difference of the two as integers, its sign in
 /// the lowest bit. `width` is 4 or 2 bytes. `out` may be either of the others.
@@ -64,11 +55,5 @@ void difference(const std::byte* values, const std::byte* base, std::byte* out, 
 /// The opposite: values[i] = base[i] + difference[i]. `values` may be either of the others.
 void add_difference(const std::byte* differences, const std::byte* base, std::byte* values, std::size_t value_count,
                     std::size_t width);
-
-/// The functions above compiled for `isa`, which this CPU must have. They give the same bytes.
-std::size_t encode_lossless_with(Isa isa, Coding coding, const std::byte* values, std::size_t value_count,
-                                 std::byte* out);
-Decoded decode_lossless_with(Isa isa, Coding coding, std::span<const std::byte> coded, std::byte* values,
-                             std::size_t value_count);
 
 }  // namespace poseidon::kernel

@@ -50,7 +50,7 @@ POSEIDON_INLINE void for_each_equal(const BlockBytes& bytes, std::uint8_t value,
     std::memcpy(&eight, bytes.data() + i, sizeof eight);
     eight ^= value * kOnes;
     // The highest bit of each byte that is 0.
-    for (std::uint64_t zeros = ~((eight & kLow) + kLow | eight | kLow); zeros != 0; zeros &= zeros - 1)
+    for (std::uint64_t zeros = ~(((eight & kLow) + kLow) | eight | kLow); zeros != 0; zeros &= zeros - 1)
       found(i + static_cast<std::size_t>(std::countr_zero(zeros)) / 8);
   }
 }

@@ -66,8 +66,8 @@ class FloatBlock {
 
  private:
   static constexpr unsigned kLowBits = mantissa_bits > 16 ? 16 : 0;
-  static constexpr unsigned kMantissaBits = mantissa_bits - kLowBits;      // of a word of 16 bits
-  static constexpr std::size_t kExtraPlanes = kMantissaBits + 1 - 8;       // for what a byte does not hold
+  static constexpr unsigned kMantissaBits = mantissa_bits - kLowBits;  // of a word of 16 bits
+  static constexpr std::size_t kExtraPlanes = kMantissaBits + 1 - 8;   // for what a byte does not hold
   static constexpr std::size_t kLowBytes = kBlockValues * kLowBits / 8;
   static constexpr std::size_t kRawBytes = kLowBytes + kBlockValues + kExtraPlanes * kPlaneBytes;
   static constexpr unsigned kExponentMask = (1u << exponent_bits) - 1;
@@ -150,8 +150,7 @@ class FloatBlock {
                                              (extra[i] & 3) << 8 | rest[i]);
     } else {
       for (std::size_t i = 0; i < kBlockValues; ++i)
-        high[i] =
-            static_cast<std::uint16_t>((rest[i] & 0x80) << 8 | exponents[i] << kMantissaBits | (rest[i] & 0x7f));
+        high[i] = static_cast<std::uint16_t>((rest[i] & 0x80) << 8 | exponents[i] << kMantissaBits | (rest[i] & 0x7f));
     }
     if constexpr (kLowBits == 0) {
       std::memcpy(values, high.data(), sizeof high);

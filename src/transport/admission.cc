@@ -28,6 +28,7 @@ Result<Admission> admission_of(const Options& options) {
   admission.credentials = std::move(credentials.value());
   admission.patience = std::min(admission.patience, options.timeout);
   admission.silence = std::max(options.timeout, kShortestSilence);
+  admission.coding = options.coding;
   PendingLimits& limits = admission.pending_limits;
   limits.of_one_source = std::max(limits.of_one_source, expected_connections(options));
   limits.all = std::max(limits.all, 2 * limits.of_one_source);

@@ -30,6 +30,8 @@ struct Admission {
   // How long the machine at the other end may acknowledge nothing of what is sent before the connection is lost. 0
   // means the system's setting, which is a quarter of an hour.
   std::chrono::milliseconds silence{0};
+  // Whether TCP connections code what they carry (coded_payload.h).
+  CodingPolicy coding = CodingPolicy::off;
   // What TCP connections use after the proof. Null: they are not encrypted. Other media do not use it.
   std::shared_ptr<const TlsContext> tls;
 };

@@ -129,6 +129,10 @@ class Flow {
   };
   virtual Delivery delivery() const { return {}; }
 
+  /// Whether payloads whose header has a coding travel in fewer bytes, where their values shrink. The receiver gets the
+  /// same values. At first they do not. Transports that use no network never do.
+  virtual void set_coding(bool /*codes*/) {}
+
   /// From now on sends evenly, and not more than this in a second. 0: no limit. Transports that use no network have no
   /// limit.
   virtual void limit_rate(std::uint64_t /*bytes_per_second*/) {}

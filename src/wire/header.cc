@@ -21,6 +21,7 @@ enum Offset : std::size_t {
   kKindAt = 5,
   kPriorityAt = 6,
   kPayloadBytesAt = 8,
+  kCodingAt = 15,  // the highest byte of the field
   kStepAt = 16,
   kRankAt = 24,
   kUnitAt = 28,
@@ -40,6 +41,13 @@ T take(std::span<const std::byte> in, std::size_t at) {
   T value{};
   std::memcpy(&value, in.data() + at, sizeof value);
   return value;
+}
+
+constexpr auto kLastCodingByte = static_cast<std::uint8_t>(kLastCoding);
+static_assert(kMaxPayloadBytes >> (8 * (kCodingAt - kPayloadBytesAt)) == 0);
+
+std::uint64_t payload_bytes_in(std::span<const std::byte> in) {
+  return take<std::uint64_t>(in, kPayloadBytesAt) & ~(std::uint64_t{0xff} << (8 * (kCodingAt - kPayloadBytesAt)));
 }
 
 Status bad(const std::string& what) { return {ErrorCode::mismatch, "not a Poseidon message: " + what}; }
@@ -63,7 +71,7 @@ bool is_valid(std::span<const std::byte, kHeaderBytes> in) {
   const auto kind = take<std::uint8_t>(in, kKindAt);
   return take<std::uint32_t>(in, kMagicAt) == kMagic && take<std::uint8_t>(in, kVersionAt) == kVersion && kind != 0 &&
          kind < kKinds.size() && take<std::uint16_t>(in, kPriorityAt) < kPriorityLevels &&
-         take<std::uint64_t>(in, kPayloadBytesAt) <= kMaxPayloadBytes &&
+         payload_bytes_in(in) <= kMaxPayloadBytes && take<std::uint8_t>(in, kCodingAt) <= kLastCodingByte &&
          has_shape(in.last<kBodyBytes>(), shape_of(static_cast<Kind>(kind)));
 }
 
@@ -77,8 +85,10 @@ bool is_valid(std::span<const std::byte, kHeaderBytes> in) {
   if (kind == 0 || kind >= kKinds.size()) return bad(concat("unknown kind ", kind));
   if (const auto priority = take<std::uint16_t>(in, kPriorityAt); priority >= kPriorityLevels)
     return bad(concat("priority ", priority));
-  if (const auto payload_bytes = take<std::uint64_t>(in, kPayloadBytesAt); payload_bytes > kMaxPayloadBytes)
+  if (const auto payload_bytes = payload_bytes_in(in); payload_bytes > kMaxPayloadBytes)
     return bad(concat("payload of ", payload_bytes, " bytes is over the limit"));
+  if (const auto coding = take<std::uint8_t>(in, kCodingAt); coding > kLastCodingByte)
+    return bad(concat("unknown coding ", coding));
   const BodyShape& shape = shape_of(static_cast<Kind>(kind));
   const auto body = in.last<kBodyBytes>();
   const auto dtype = static_cast<DType>(body[kDTypeAt]);
@@ -92,12 +102,30 @@ bool is_valid(std::span<const std::byte, kHeaderBytes> in) {
 
 const BodyShape& shape_of(Kind kind) { return *kShapes[static_cast<std::size_t>(kind)]; }
 
+Coding coding_of(const Header& header) {
+  if (!shape_of(header.kind).has_dtype) return Coding::none;
+  const auto coding = [dtype = static_cast<DType>(header.body[kDTypeAt])] {
+    switch (dtype) {
+      case DType::float32:
+        return Coding::float32;
+      case DType::float16:
+        return Coding::float16;
+      case DType::bfloat16:
+        return Coding::bfloat16;
+      default:
+        return Coding::none;
+    }
+  }();
+  return header.payload_bytes % value_bytes(coding) == 0 ? coding : Coding::none;
+}
+
 void encode(const Header& header, std::span<std::byte, kHeaderBytes> out) {
   put(out, kMagicAt, kMagic);
   put(out, kVersionAt, kVersion);
   put(out, kKindAt, static_cast<std::uint8_t>(header.kind));
   put(out, kPriorityAt, header.priority);
   put(out, kPayloadBytesAt, header.payload_bytes);
+  put(out, kCodingAt, static_cast<std::uint8_t>(header.coding));
   put(out, kStepAt, header.step);
   put(out, kRankAt, header.rank);
   put(out, kUnitAt, header.unit);
@@ -109,7 +137,8 @@ Status decode(std::span<const std::byte, kHeaderBytes> in, Header& header) {
   if (!is_valid(in)) return error_of(in);
   header.kind = static_cast<Kind>(take<std::uint8_t>(in, kKindAt));
   header.priority = take<std::uint16_t>(in, kPriorityAt);
-  header.payload_bytes = take<std::uint64_t>(in, kPayloadBytesAt);
+  header.payload_bytes = payload_bytes_in(in);
+  header.coding = static_cast<Coding>(take<std::uint8_t>(in, kCodingAt));
   header.step = take<std::uint64_t>(in, kStepAt);
   header.rank = take<std::uint32_t>(in, kRankAt);
   header.unit = take<std::uint32_t>(in, kUnitAt);

@@ -16,13 +16,14 @@
 #include <cstdint>
 #include <span>
 
+#include "base/coding.h"
 #include "poseidon/status.h"
 #include "wire/kinds.h"
 
 namespace poseidon::wire {
 
 inline constexpr std::uint32_t kMagic = 0x31445350;  // "PSD1" in little-endian bytes
-inline constexpr std::uint8_t kVersion = 4;
+inline constexpr std::uint8_t kVersion = 5;
 inline constexpr std::size_t kHeaderBytes = 64;
 inline constexpr std::size_t kBodyBytes = 28;
 /// Header::priority: a sender lets messages of a lower level overtake those of a higher one.
@@ -38,7 +39,8 @@ struct Envelope {
   std::uint32_t unit = 0;   // what is exchanged: a layer, or a group of small layers; ids are the plan's
   std::uint32_t chunk = 0;  // the slice of the unit
   std::uint64_t step = 0;   // of the unit: the number of the worker's contributions so far, from 1
-  std::uint64_t payload_bytes = 0;
+  std::uint64_t payload_bytes = 0;  // as the values are in memory
+  Coding coding = Coding::none;     // as what the payload travels; only a transport sets it (coded_payload.h)
 
   bool operator==(const Envelope&) const = default;
 };
@@ -49,6 +51,10 @@ struct Header : Envelope {
 
   bool operator==(const Header&) const = default;
 };
+
+/// What a payload of the kind, with values of the type that the body names, can be coded as. Coding::none: as nothing,
+/// because it has other values, or parts of values.
+Coding coding_of(const Header& header);
 
 void encode(const Header& header, std::span<std::byte, kHeaderBytes> out);
 

@@ -28,13 +28,14 @@ inline constexpr std::chrono::seconds kPatience{30};
 
 using Bytes = std::vector<std::byte>;
 
-/// Returns bytes that differ by position and seed, so that a test notices a shifted or swapped piece.
+/// Returns bytes that differ by position and seed, so that a test notices a shifted or swapped piece. As float32 they
+/// are numbers of similar magnitudes, which shrink when they are coded.
 inline Bytes pattern(std::size_t size_bytes, std::uint32_t seed) {
   Bytes bytes(size_bytes);
   std::uint32_t state = seed * 2654435761u + 1;
-  for (std::byte& one : bytes) {
+  for (std::size_t i = 0; i < size_bytes; ++i) {
     state = state * 1664525u + 1013904223u;
-    one = static_cast<std::byte>(state >> 24);
+    bytes[i] = static_cast<std::byte>(i % 4 == 3 ? 0x3c | (state >> 24 & 0x83) : state >> 24);
   }
   return bytes;
 }
@@ -200,7 +201,10 @@ class SendLog {
 /// A flow with its recorder and its log, for use from the test's thread. Its destructor closes the flow.
 class End {
  public:
-  End(Loop& loop, std::shared_ptr<Flow> flow) : loop_(loop), flow_(std::move(flow)) {}
+  End(Loop& loop, std::shared_ptr<Flow> flow, bool codes = false)
+      : loop_(loop), flow_(std::move(flow)) {
+    if (codes) loop_.call([&] { flow_->set_coding(true); });
+  }
   ~End() {
     loop_.call([&] { flow_->close(std::chrono::milliseconds(0)); });
     if (receiving_) {
@@ -259,6 +263,7 @@ struct TransportCase {
   bool one_loop = false;      // both ends are on the same loop
   // Messages that nothing can overtake: they have begun, but the medium has not taken them.
   std::size_t begun_count = 1;
+  bool codes = false;  // payloads travel coded
 };
 
 struct Pair {
@@ -292,8 +297,8 @@ class TransportTest : public ::testing::TestWithParam<TransportCase> {
     pair.listener = std::move(listener.value());
     auto flow = connect(pair.listener->address(), kPatience);
     EXPECT_TRUE(flow.ok()) << flow.status().message();
-    pair.client = std::make_unique<End>(client_loop(), std::move(flow.value()));
-    pair.server = std::make_unique<End>(server_loop(), accepted->get_future().get());
+    pair.client = std::make_unique<End>(client_loop(), std::move(flow.value()), GetParam().codes);
+    pair.server = std::make_unique<End>(server_loop(), accepted->get_future().get(), GetParam().codes);
     return pair;
   }
 

@@ -19,7 +19,7 @@ CPP_DOORS: Doors = {
     "kernel": {"base"},
     "plan": {"base"},
     "wire": {"base"},
-    "transport": {"base", "wire"},
+    "transport": {"base", "wire", "kernel"},
     "rendezvous": {"base", "wire", "transport"},
     "scheme": {"base", "plan", "wire", "kernel", "transport"},
     "server": {"base", "plan", "wire", "kernel", "transport"},

@@ -115,6 +115,11 @@ SocketAddress local_address(int fd) { return address_from(::getsockname, fd); }
 
 SocketAddress peer_address(int fd) { return address_from(::getpeername, fd); }
 
+bool leaves_machine(int fd) {
+  const SocketAddress peer = peer_address(fd);
+  return !is_loopback(peer) && source_of(peer) != source_of(local_address(fd));
+}
+
 std::string source_of(const SocketAddress& address) {
   constexpr std::size_t network_bytes = 8;
   if (address.family() == AF_INET) {

@@ -37,6 +37,9 @@ std::string to_text(const SocketAddress& address);
 SocketAddress local_address(int fd);
 SocketAddress peer_address(int fd);
 
+/// Whether the peer of a connected socket is on another machine, as far as addresses tell.
+bool leaves_machine(int fd);
+
 /// Returns what identifies the host behind the address, as far as one can tell: the IPv4 host, or the IPv6 network of
 /// 64 bits, because an IPv6 host has as many addresses as it likes. Use the result for comparison only.
 std::string source_of(const SocketAddress& address);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/invariant.h"
 #include "transport/flow_end.h"
@@ -10,7 +11,8 @@ namespace poseidon::tcp {
 
 namespace {
 constexpr std::size_t kBufferBytes = 64u << 10;
-}
+static_assert(kBufferBytes >= kMostSegmentBytes);
+}  // namespace
 
 MessageReader::MessageReader() : buffer_(kBufferBytes) {}
 
@@ -18,8 +20,8 @@ std::size_t MessageReader::destinations(std::size_t limit_bytes, std::span<iovec
   one_thread_.check();
   invariant(limit_bytes > 0, "somebody who reads takes at least a byte");
   if (stopped_) begin_ = end_ = 0;
-  if (!in_payload_ || stopped_) {
-    // At most a part of one header is left.
+  if (!in_payload_ || is_coded() || stopped_) {
+    // At most a part of one header or segment is left.
     std::memmove(buffer_.data(), buffer_.data() + begin_, buffered_bytes());
     end_ -= begin_;
     begin_ = 0;
@@ -36,7 +38,7 @@ std::size_t MessageReader::destinations(std::size_t limit_bytes, std::span<iovec
 Status MessageReader::consume(std::size_t count, Flow& flow, Receiver& receiver) {
   one_thread_.check();
   if (stopped_) return {};
-  if (in_payload_) {
+  if (in_payload_ && !is_coded()) {
     const std::size_t in_place = std::min(count, payload_.size() - received_bytes_);
     received_bytes_ += in_place;
     end_ = count - in_place;
@@ -50,6 +52,8 @@ Status MessageReader::consume(std::size_t count, Flow& flow, Receiver& receiver)
       if (Status status = start_message(flow, receiver); !status.ok()) return status;
       if (stopped_ || waiting_) break;
     }
+    if (is_coded())
+      if (Status status = decode_segments(flow); !status.ok()) return status;
     if (received_bytes_ < payload_.size()) break;
     if (Status status = finish_message(flow, receiver); !status.ok()) return status;
   }
@@ -62,6 +66,10 @@ Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
   const auto bytes = std::span<const std::byte>(buffer_.span()).subspan(begin_).first<wire::kHeaderBytes>();
   if (Status status = wire::decode(bytes, header_); !status.ok())
     return status.with_context("message from " + flow.peer_name());
+  coding_ = std::exchange(header_.coding, Coding::none);  // receivers see the values
+  if (header_.payload_bytes % value_bytes(coding_) != 0)
+    return {ErrorCode::mismatch,
+            concat("message from ", flow.peer_name(), ": a coded payload of ", header_.payload_bytes, " bytes")};
   waiting_ = !receiver.may_receive(flow, header_);
   if (waiting_ || stopped_) return {};
   begin_ += wire::kHeaderBytes;
@@ -73,11 +81,39 @@ Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
   if (stopped_) return {};
   if (Status status = check_place(place, header_); !status.ok()) return status;
   payload_ = place.value();
+  if (is_coded()) return {};
   invariant(begin_ <= end_, "a header that was taken had been read");
   received_bytes_ = std::min(buffered_bytes(), payload_.size());
   std::ranges::copy(buffer_.span().subspan(begin_, received_bytes_), payload_.begin());
   begin_ += received_bytes_;
   return {};
+}
+
+/// Decodes what has come of a coded payload, segment by segment.
+Status MessageReader::decode_segments(const Flow& flow) {
+  while (received_bytes_ < payload_.size()) {
+    const auto received = std::span<const std::byte>(buffer_.span()).subspan(begin_, buffered_bytes());
+    const std::size_t plain_bytes = segment_plain_bytes();
+    const auto size_bytes = segment_bytes(received, plain_bytes);
+    if (!size_bytes.ok()) return size_bytes.status().with_context("message from " + flow.peer_name());
+    if (!size_bytes.value() || received.size() < *size_bytes.value()) return {};
+    const auto values = payload_.subspan(received_bytes_, plain_bytes);
+    if (Status status = decode_segment(coding_, received.first(*size_bytes.value()), values); !status.ok())
+      return status.with_context("message from " + flow.peer_name());
+    begin_ += *size_bytes.value();
+    received_bytes_ += plain_bytes;
+  }
+  return {};
+}
+
+std::size_t MessageReader::wanted_bytes() const {
+  one_thread_.check();
+  if (!in_payload_ || stopped_) return 0;
+  if (!is_coded()) return payload_.size() - received_bytes_;
+  const auto received = std::span<const std::byte>(buffer_.span()).subspan(begin_, buffered_bytes());
+  const auto size_bytes = segment_bytes(received, segment_plain_bytes());
+  const std::size_t whole = size_bytes.ok() && size_bytes.value() ? *size_bytes.value() : kSegmentHeadBytes;
+  return whole - std::min(whole, received.size());
 }
 
 Status MessageReader::finish_message(Flow& flow, Receiver& receiver) {

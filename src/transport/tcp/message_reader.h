@@ -1,14 +1,17 @@
-// MessageReader: turns a byte stream into messages. Large payloads are read directly into the receiver's memory.
+// MessageReader: turns a byte stream into messages. Large payloads are read directly into the receiver's memory, unless
+// they are coded: then each segment is decoded there.
 #pragma once
 
 #include <sys/uio.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
 #include "base/buffer.h"
 #include "base/one_thread.h"
+#include "transport/coded_payload.h"
 #include "transport/transport.h"
 
 namespace poseidon::tcp {
@@ -32,10 +35,9 @@ class MessageReader {
   /// Whether the receiver does not accept the next payload yet. Nothing may be read until `consume(0)` has asked again.
   bool waiting() const { return one_thread_.checked(waiting_) && !stopped_; }
 
-  /// How many bytes the current payload still needs. 0 between messages and in headers.
-  std::size_t wanted_bytes() const {
-    return one_thread_.checked(in_payload_) && !stopped_ ? payload_.size() - received_bytes_ : 0;
-  }
+  /// How many bytes the current payload, or its current segment if it is coded, still needs. 0 between messages and in
+  /// headers.
+  std::size_t wanted_bytes() const;
 
   /// How many messages have been completed.
   std::uint64_t message_count() const { return one_thread_.checked(message_count_); }
@@ -46,6 +48,9 @@ class MessageReader {
  private:
   Status start_message(Flow& flow, Receiver& receiver);
   Status finish_message(Flow& flow, Receiver& receiver);
+  Status decode_segments(const Flow& flow);
+  bool is_coded() const { return in_payload_ && coding_ != Coding::none; }
+  std::size_t segment_plain_bytes() const { return std::min(payload_.size() - received_bytes_, kSegmentBytes); }
   std::size_t buffered_bytes() const { return end_ - begin_; }
 
   Buffer buffer_;
@@ -56,6 +61,7 @@ class MessageReader {
   wire::Header header_;
   std::span<std::byte> payload_;
   std::size_t received_bytes_ = 0;  // of payload_
+  Coding coding_ = Coding::none;    // as what the payload travels
   std::uint64_t message_count_ = 0;
   bool stopped_ = false;
   [[no_unique_address]] OneThread one_thread_{"MessageReader"};

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
@@ -13,12 +14,15 @@
 #include "base/buffer.h"
 #include "base/one_thread.h"
 #include "poseidon/status.h"
+#include "transport/coded_payload.h"
 #include "transport/level_queue.h"
 #include "wire/header.h"
 
 namespace poseidon::tcp {
 
-/// Sends the most urgent message first, but completes a message that has begun. Only one thread uses it.
+/// Sends the most urgent message first, but completes a message that has begun. A message whose header has a coding
+/// travels coded (transport/coded_payload.h), unless its first values do not shrink. It is coded while it is sent, a few
+/// segments at a time. Only one thread uses it.
 class SendQueue {
  public:
   using Done = std::function<void(const Status&)>;
@@ -28,7 +32,7 @@ class SendQueue {
 
   /// Describes the next bytes, of several messages if they fit, at most `limit_bytes` in all. Returns how many elements
   /// of `out` it used.
-  std::size_t fill(std::span<iovec> out, std::size_t limit_bytes) const;
+  std::size_t fill(std::span<iovec> out, std::size_t limit_bytes);
 
   /// Notes that the system took the first `count` bytes of what fill() described. There must be no push between the
   /// two. Appends the `done` of every message that is complete.
@@ -38,18 +42,29 @@ class SendQueue {
   std::vector<Done> take_all();
 
  private:
+  struct Coded {
+    wire::Header header;
+    CodedPayload payload;
+  };
   struct Entry {
     std::array<std::byte, wire::kHeaderBytes> header{};
     Pieces payload;  // no empty pieces
     Done done;
-    std::size_t piece_count() const { return 1 + payload.size(); }
-    std::span<const std::byte> piece(std::size_t index) const;
+    std::unique_ptr<Coded> coded;
   };
+
+  std::span<const std::byte> piece_of(const Entry& entry, std::size_t index) const;
+  std::size_t piece_count_of(const Entry& entry) const { return entry.coded ? 2 : 1 + entry.payload.size(); }
+  void begin_coded();
+  void stage();
 
   std::optional<Entry> current_;  // the message that has begun to be sent
   std::size_t piece_ = 0;         // the piece of that message that is sent next
   std::size_t offset_bytes_ = 0;  // in that piece
   LevelQueue<Entry> waiting_;
+  std::vector<std::byte> stage_memory_;   // for segments of current_, once a message was coded
+  std::span<const std::byte> staged_;     // those that are being sent
+  std::size_t staged_plain_bytes_ = 0;    // of which values these are
   [[no_unique_address]] OneThread one_thread_{"SendQueue"};
 };
 

@@ -86,8 +86,8 @@ void TcpConnector::shake_hands() {
   if (handshake_->state() != wire::Handshake::State::done)
     return finish(wire::handshake_error(handshake_->state(), address_));
   loop_.unwatch(socket_.get());
-  const auto flow =
-      std::make_shared<TcpFlow>(loop_, ByteStream(std::move(socket_), handshake_->take_tls()), admission_.silence);
+  const auto flow = std::make_shared<TcpFlow>(loop_, ByteStream(std::move(socket_), handshake_->take_tls()),
+                                              admission_.silence, admission_.coding);
   flow->set_key_id(handshake_->key_name());
   finish(std::shared_ptr<Flow>(flow));
 }

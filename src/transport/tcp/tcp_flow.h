@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "poseidon/options.h"
 #include "transport/byte_stream.h"
 #include "transport/flow_end.h"
 #include "transport/tcp/acknowledgement_watch.h"
@@ -20,8 +21,9 @@ namespace poseidon::tcp {
 /// keeps it alive until on_closed has run. Otherwise, dropping the last reference closes the connection.
 class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> {
  public:
-  /// `stream` must be connected. The flow sets its socket's options. `silence` is Admission::silence.
-  TcpFlow(Loop& loop, ByteStream stream, std::chrono::milliseconds silence = {});
+  /// `stream` must be connected. The flow sets its socket's options. The others are those of Admission.
+  TcpFlow(Loop& loop, ByteStream stream, std::chrono::milliseconds silence = {},
+          CodingPolicy coding = CodingPolicy::off);
 
   void set_receiver(Receiver* receiver) override;
   void send(wire::Header header, Pieces payload, Done done) override;
@@ -34,6 +36,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   std::uint64_t bytes_delivered() const override;
   Answer answer() const override;
   Delivery delivery() const override;
+  void set_coding(bool codes) override;
   void limit_rate(std::uint64_t bytes_per_second) override;
   void hold(std::chrono::microseconds time) override;
 
@@ -74,6 +77,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   std::uint32_t watched_events_ = 0;  // 0: the socket is not registered
 
   SendQueue queue_;
+  bool codes_ = false;
   int unsent_limit_bytes_;         // how much the kernel may hold unsent
   Clock::time_point last_room_{};  // when the kernel last asked for more, while bytes wait without a pause
   bool end_of_stream_sent_ = false;

@@ -36,7 +36,8 @@ TcpListener::TcpListener(Loop& loop, FileDescriptor socket, const Admission& adm
     : loop_(loop),
       address_(to_text(local_address(socket.get()))),
       on_accept_(std::move(on_accept)),
-      silence_(admission.silence) {
+      silence_(admission.silence),
+      coding_(admission.coding) {
   entrance_ = std::make_unique<Entrance>(
       loop, std::move(socket), wire::Purpose::flow, admission, [](int peer) { return source_of(peer_address(peer)); },
       [this](FileDescriptor peer, ConnectionHandshake& handshake) { enter(std::move(peer), handshake); });
@@ -48,7 +49,7 @@ TcpListener::~TcpListener() {
 }
 
 void TcpListener::enter(FileDescriptor socket, ConnectionHandshake& handshake) {
-  const auto flow = std::make_shared<TcpFlow>(loop_, ByteStream(std::move(socket), handshake.take_tls()), silence_);
+  const auto flow = std::make_shared<TcpFlow>(loop_, ByteStream(std::move(socket), handshake.take_tls()), silence_, coding_);
   flow->set_key_id(handshake.key_name());
   on_accept_(flow);
 }

@@ -28,6 +28,7 @@ class TcpListener final : public Listener {
   const std::string address_;
   const OnAccept on_accept_;
   const std::chrono::milliseconds silence_;
+  const CodingPolicy coding_;
   std::unique_ptr<Entrance> entrance_;
 };
 

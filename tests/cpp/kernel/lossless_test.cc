@@ -28,7 +28,7 @@ std::vector<Isa> isas() {
 Bytes coded(Coding coding, const Bytes& values, Isa isa = best_isa()) {
   const std::size_t count = values.size() / value_bytes(coding);
   Bytes out(most_coded_bytes(coding, count));
-  out.resize(encode_lossless_with(isa, coding, values.data(), count, out.data()));
+  out.resize(encode_lossless(coding, values.data(), count, out.data(), isa));
   return Bytes(out.begin(), out.end());
 }
 
@@ -41,8 +41,9 @@ Bytes decoded(Coding coding, const Bytes& from, std::size_t count, std::size_t p
   while (have < count) {
     const std::size_t before = end;
     end = std::min(end + piece_bytes, from.size());
-    const Bytes piece(from.begin() + static_cast<std::ptrdiff_t>(begin), from.begin() + static_cast<std::ptrdiff_t>(end));
-    const Decoded done = decode_lossless_with(isa, coding, piece, values.data() + have * value_bytes(coding), count - have);
+    const Bytes piece(from.begin() + static_cast<std::ptrdiff_t>(begin),
+                      from.begin() + static_cast<std::ptrdiff_t>(end));
+    const Decoded done = decode_lossless(coding, piece, values.data() + have * value_bytes(coding), count - have, isa);
     EXPECT_FALSE(done.malformed);
     begin += done.coded_bytes;
     have += done.value_count;
@@ -185,8 +186,9 @@ TEST(Lossless, WhatNoEncoderMakesIsMalformed) {
     EXPECT_TRUE(is_malformed(coding, {std::byte{0x00}, std::byte{0x01}}));  // more zeros than are wanted
     EXPECT_TRUE(is_malformed(coding, {std::byte{0x20 + 33}}));              // too wide
   }
-  EXPECT_TRUE(is_malformed(Coding::float32, {std::byte{0x20}, std::byte{9}, std::byte{1}}));    // escapes of no bits
-  EXPECT_TRUE(is_malformed(Coding::bfloat16, {std::byte{0x22}, std::byte{9}, std::byte{1}}));   // escapes that are missing
+  EXPECT_TRUE(is_malformed(Coding::float32, {std::byte{0x20}, std::byte{9}, std::byte{1}}));  // escapes of no bits
+  EXPECT_TRUE(
+      is_malformed(Coding::bfloat16, {std::byte{0x22}, std::byte{9}, std::byte{1}}));  // escapes that are missing
   // An escape with bits above the word.
   Bytes wide(2 + 15 * kBlockValues / 8, std::byte{0});
   wide[0] = std::byte{0x20 + 15};

@@ -1,0 +1,32 @@
+// What the values of an array are, for those who code them without loss (kernel/lossless.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace poseidon {
+
+enum class Coding : std::uint8_t {
+  none,  // they travel as they are
+  float32,
+  float16,
+  bfloat16,
+  difference32,  // small integers of 32 bits (kernel::difference)
+  difference16,
+};
+inline constexpr Coding kLastCoding = Coding::difference16;
+
+/// Bytes of a value; 1 for Coding::none.
+constexpr std::size_t value_bytes(Coding coding) {
+  switch (coding) {
+    case Coding::none:
+      return 1;
+    case Coding::float32:
+    case Coding::difference32:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
+}  // namespace poseidon
