@@ -18,6 +18,7 @@
 #include "poseidon/plan.h"
 #include "poseidon/status.h"
 #include "poseidon/store.h"
+#include "poseidon/traffic.h"
 #include "poseidon/update.h"
 
 namespace poseidon {
@@ -71,20 +72,6 @@ struct LayerStats {
 
   /// Whether this rank came too late for at least one chunk of the step (stragglers=drop).
   bool late() const { return late_chunks > 0; }
-};
-
-/// Bytes that this process has sent and received since `connect`, headers included. Client and embedded server count
-/// together. Bytes that stay inside the process do not count.
-struct TrafficStats {
-  std::uint64_t bytes_sent = 0;
-  std::uint64_t bytes_received = 0;
-
-  TrafficStats& operator+=(const TrafficStats& other) {
-    bytes_sent += other.bytes_sent;
-    bytes_received += other.bytes_received;
-    return *this;
-  }
-  bool operator==(const TrafficStats&) const = default;
 };
 
 /// How urgently the next forward pass needs a layer (Geryon §III-A).

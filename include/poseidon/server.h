@@ -9,19 +9,18 @@
 
 #include "poseidon/options.h"
 #include "poseidon/status.h"
+#include "poseidon/traffic.h"
 
 namespace poseidon {
 
-/// What a server knows of one job. Bytes are those on the network, with headers.
-struct JobReport {
+/// What a server knows of one job. The bytes are those of this generation.
+struct JobReport : TrafficStats {
   std::string name;
   std::size_t secret = 0;  // which of the secrets in Options::secret its workers know, from 1; 0: the server has none
   bool lost = false;  // it has lost workers and has none here: it may come back, until the server's timeout has passed
-  std::uint32_t generation = 0;       // of the job (docs/glossary.md)
-  std::uint32_t worker_count = 0;     // workers that belong to the job
-  std::uint32_t connected_count = 0;  // workers that are connected to this server
-  std::uint64_t bytes_received = 0;   // in this generation
-  std::uint64_t bytes_sent = 0;
+  std::uint32_t generation = 0;        // of the job (docs/glossary.md)
+  std::uint32_t worker_count = 0;      // workers that belong to the job
+  std::uint32_t connected_count = 0;   // workers that are connected to this server
   std::size_t memory_bytes = 0;        // what counts towards Options::memory_limit
   std::size_t memory_limit_bytes = 0;  // 0: the job has no limit of its own
   std::size_t open_chunk_count = 0;    // chunks whose step has begun and not ended
@@ -29,11 +28,9 @@ struct JobReport {
   double silent_s = 0;                 // since anything came from any of its workers, or since it was lost
 };
 
-/// What a server knows of all its jobs.
-struct ServerReport {
-  std::vector<JobReport> jobs;       // by secret and name
-  std::uint64_t bytes_received = 0;  // since the server started, also from jobs that have ended
-  std::uint64_t bytes_sent = 0;
+/// What a server knows of all its jobs. The bytes are those since it started, also of jobs that have ended.
+struct ServerReport : TrafficStats {
+  std::vector<JobReport> jobs;   // by secret and name
   std::size_t memory_bytes = 0;  // what counts towards Options::server_memory
   std::size_t memory_limit_bytes = 0;
 };

@@ -23,7 +23,7 @@ void bind_client_stats(nb::module_& module) {
       .def_ro("late_chunks", &LateRank::late_chunks)
       .def_ro("last_step", &LateRank::last_step, "The last of these steps.");
   nb::class_<TrafficStats>(module, "TrafficStats", "Network bytes of this process since connect.")
-      POSEIDON_FIELDS(TrafficStats, bytes_sent, bytes_received);
+      POSEIDON_FIELDS(TrafficStats, bytes_sent, bytes_received, plain_bytes_sent, plain_bytes_received);
 }
 
 }  // namespace poseidon::bindings

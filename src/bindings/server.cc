@@ -17,9 +17,11 @@ void bind_server(nb::module_& module) {
           "state", [](const JobReport& job) { return job.lost ? "lost" : "running"; },
           "running, or lost: it has no worker here, and may come back.")
           POSEIDON_FIELDS(JobReport, generation, worker_count, connected_count, bytes_received, bytes_sent,
-                          memory_bytes, memory_limit_bytes, open_chunk_count, age_s, silent_s);
+                          plain_bytes_received, plain_bytes_sent, memory_bytes, memory_limit_bytes, open_chunk_count,
+                          age_s, silent_s);
   nb::class_<ServerReport>(module, "ServerReport", "What a server knows of all its jobs.")
-      POSEIDON_FIELDS(ServerReport, jobs, bytes_received, bytes_sent, memory_bytes, memory_limit_bytes);
+      POSEIDON_FIELDS(ServerReport, jobs, bytes_received, bytes_sent, plain_bytes_received, plain_bytes_sent,
+                      memory_bytes, memory_limit_bytes);
   const auto without_gil = nb::call_guard<nb::gil_scoped_release>();
   nb::class_<Server>(module, "Server", "A shard host of the parameter server, standing alone.")
       .def_static(

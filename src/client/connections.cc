@@ -348,7 +348,7 @@ InsertionMap<const Flow, LinkState>::Node Connections::remove(Flow& flow) {
   // What comes from others may be for a peer that has left (host_reduction.h).
   if (link.known())
     std::ranges::replace((link.kind == LinkKind::peer ? links_.peers : links_.servers)[link.index], &flow, nullptr);
-  closed_traffic_ += {flow.bytes_sent(), flow.bytes_received()};
+  closed_traffic_ += flow.traffic();
   return node;
 }
 
@@ -417,7 +417,7 @@ void Connections::send_uncounted(LinkState& link, const wire::Header& header, st
   if (text) payload.push_back(std::as_bytes(std::span(*text)));
   link.flow->send(header, std::move(payload), [this, &link, header, text](const Status& status) {
     if (!text) link.beating = false;
-    const bool counts_bytes = link.flow->bytes_sent() > 0;  // not within a host; a hello has been sent before
+    const bool counts_bytes = link.flow->traffic().bytes_sent > 0;  // not within a host; a hello has been sent before
     if (status.ok() && counts_bytes) heartbeat_bytes_sent_ += wire::kHeaderBytes + header.payload_bytes;
   });
 }
@@ -426,7 +426,7 @@ bool Connections::is_idle(bool ask) {
   loop_->check_thread();
   bool idle = ask && all_greeted();
   for (auto& [flow, link] : flows_) {
-    idle = idle && !link.limited && flow->bytes_delivered() == flow->bytes_sent();
+    idle = idle && !link.limited && flow->bytes_delivered() == flow->traffic().bytes_sent;
     if (link.kind != LinkKind::server || !link.greeted || link.left || link.lane % links_.lanes_per_core() != 0)
       continue;
     idle = std::exchange(link.idle, false) && idle;

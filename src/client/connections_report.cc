@@ -130,8 +130,7 @@ LinkReport Connections::report_of(const LinkState& link, bool connected) const {
   report.greeted = link.greeted;
   report.left = link.left;
   report.last_progress_ns = link.last_progress_ns;
-  report.bytes_sent = link.flow->bytes_sent();
-  report.bytes_received = link.flow->bytes_received();
+  report.traffic = link.flow->traffic();
   if (link.in_payload) report.receiving = link.receiving;
   report.received_bytes = link.received_bytes;
   return report;
@@ -148,7 +147,7 @@ std::vector<LinkReport> Connections::reports() const {
 TrafficStats Connections::traffic() const {
   loop_->check_thread();
   TrafficStats stats = closed_traffic_;
-  for (const auto& [key, link] : flows_) stats += {link.flow->bytes_sent(), link.flow->bytes_received()};
+  for (const auto& [key, link] : flows_) stats += link.flow->traffic();
   return stats;
 }
 

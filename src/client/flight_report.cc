@@ -19,7 +19,7 @@ void write_link(JsonWriter& json, const LinkReport& link, std::int64_t now_ns) {
   json.field("lane", link.lane).field("host", link.host).field("address", link.address);
   json.field("connected", link.connected).field("greeted", link.greeted).field("left", link.left);
   json.field("last_progress_ms", static_cast<double>(now_ns - link.last_progress_ns) / 1e6);
-  json.field("bytes_sent", link.bytes_sent).field("bytes_received", link.bytes_received);
+  json.field("bytes_sent", link.traffic.bytes_sent).field("bytes_received", link.traffic.bytes_received);
   json.key("receiving");
   if (link.receiving) {
     const wire::Header& header = *link.receiving;

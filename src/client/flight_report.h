@@ -27,8 +27,7 @@ struct LinkReport {
   bool greeted = false;
   bool left = false;
   std::int64_t last_progress_ns = 0;
-  std::uint64_t bytes_sent = 0;
-  std::uint64_t bytes_received = 0;
+  TrafficStats traffic;
   std::optional<wire::Header> receiving;  // a message whose payload is not complete
   std::size_t received_bytes = 0;         // of that message
 };

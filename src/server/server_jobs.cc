@@ -23,8 +23,7 @@ void add(CoreJobReport& all, CoreJobReport one) {
     all = std::move(one);
     return;
   }
-  all.report.bytes_received += one.report.bytes_received;
-  all.report.bytes_sent += one.report.bytes_sent;
+  all.report += one.report;
   all.report.open_chunk_count += one.report.open_chunk_count;
   all.connected_ranks.merge(one.connected_ranks);
   all.began_ns = std::min(all.began_ns, one.began_ns);
@@ -64,9 +63,7 @@ ServerReport ServerImpl::report() {
     report.jobs.push_back(std::move(job));
   }
   std::ranges::sort(report.jobs, {}, [](const JobReport& job) { return std::tie(job.secret, job.name); });
-  const TrafficStats bytes = traffic();
-  report.bytes_sent = bytes.bytes_sent;
-  report.bytes_received = bytes.bytes_received;
+  static_cast<TrafficStats&>(report) = traffic();
   report.memory_bytes = tenants_->server_memory().used_bytes();
   report.memory_limit_bytes = tenants_->server_memory().limit_bytes();
   return report;

@@ -68,6 +68,7 @@ struct Loop::State {
   // Only the loop thread uses the following.
   bool stopping = false;
   std::uint64_t round = 0;
+  CodingChoice coding_choice;
   std::vector<std::function<void()>> running;
   std::unordered_map<int, std::shared_ptr<Watch>> watches;
   std::uint32_t next_generation = 0;
@@ -163,7 +164,9 @@ void Loop::State::wait_and_dispatch() {
 
 void Loop::State::wait_for_events(Clock::time_point latest) {
   std::array<epoll_event, kEventsPerWait> events{};
+  coding_choice.on_wait(now_ns());
   const int count = ::epoll_wait(epoll.get(), events.data(), static_cast<int>(events.size()), wait_ms(latest));
+  coding_choice.on_wake(now_ns());
   asleep.store(false);
   if (count < 0 && errno != EINTR) die("epoll_wait");
   for (int i = 0; i < count; ++i) dispatch(events[static_cast<std::size_t>(i)]);
@@ -247,6 +250,8 @@ std::uint64_t Loop::round() const {
   check_thread();
   return state_->round;
 }
+
+CodingChoice& Loop::coding_choice() const { return checked(state_->coding_choice); }
 
 Status Loop::watch(int fd, std::uint32_t events, std::function<void(std::uint32_t)> handler) {
   check_thread();

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/pinned.h"
 #include "poseidon/status.h"
+#include "transport/coding_choice.h"
 
 namespace poseidon {
 
@@ -67,6 +68,9 @@ class Loop : private Pinned {
 
   /// A number that grows with each wait for events. Events that are ready at the same time are handled in one round.
   std::uint64_t round() const;
+
+  /// Whether its flows should code what they send, as far as its own time tells.
+  CodingChoice& coding_choice() const;
 
   /// Calls `handler(events)` when the descriptor is ready (EPOLLIN, EPOLLOUT, …; level-triggered). The caller owns the
   /// descriptor and must unwatch it before closing it. A handler may watch and unwatch any descriptor, including its

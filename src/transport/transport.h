@@ -15,6 +15,7 @@
 
 #include "base/buffer.h"
 #include "poseidon/status.h"
+#include "poseidon/traffic.h"
 #include "transport/loop.h"
 #include "wire/header.h"
 
@@ -105,12 +106,11 @@ class Flow {
   /// The peer's name for messages, e.g. "10.1.0.3:41234".
   virtual const std::string& peer_name() const = 0;
 
-  /// Bytes sent and received over a network, headers included. 0 for flows inside the process.
-  virtual std::uint64_t bytes_sent() const { return 0; }
-  virtual std::uint64_t bytes_received() const { return 0; }
-  /// The part of bytes_sent() that is known to have reached the peer's host. It shows whether the peer still takes
-  /// anything.
-  virtual std::uint64_t bytes_delivered() const { return bytes_sent(); }
+  /// What it has sent and received so far. All counts are 0 for flows inside the process.
+  virtual TrafficStats traffic() const { return {}; }
+  /// The part of traffic().bytes_sent that is known to have reached the peer's host. It shows whether the peer still
+  /// takes anything.
+  virtual std::uint64_t bytes_delivered() const { return traffic().bytes_sent; }
 
   /// What the peer's host has acknowledged. It answers also while the peer's process does not run.
   struct Answer {
@@ -128,10 +128,6 @@ class Flow {
     std::uint64_t lost_packets = 0;    // sent again, or received after a later one
   };
   virtual Delivery delivery() const { return {}; }
-
-  /// Whether payloads whose header has a coding travel in fewer bytes, where their values shrink. The receiver gets the
-  /// same values. At first they do not. Transports that use no network never do.
-  virtual void set_coding(bool /*codes*/) {}
 
   /// From now on sends evenly, and not more than this in a second. 0: no limit. Transports that use no network have no
   /// limit.

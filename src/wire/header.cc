@@ -43,6 +43,8 @@ T take(std::span<const std::byte> in, std::size_t at) {
   return value;
 }
 
+// The coding's byte has the sender's preference, too.
+constexpr std::uint8_t kPrefersPlain = 0x80;
 constexpr auto kLastCodingByte = static_cast<std::uint8_t>(kLastCoding);
 static_assert(kMaxPayloadBytes >> (8 * (kCodingAt - kPayloadBytesAt)) == 0);
 
@@ -71,7 +73,8 @@ bool is_valid(std::span<const std::byte, kHeaderBytes> in) {
   const auto kind = take<std::uint8_t>(in, kKindAt);
   return take<std::uint32_t>(in, kMagicAt) == kMagic && take<std::uint8_t>(in, kVersionAt) == kVersion && kind != 0 &&
          kind < kKinds.size() && take<std::uint16_t>(in, kPriorityAt) < kPriorityLevels &&
-         payload_bytes_in(in) <= kMaxPayloadBytes && take<std::uint8_t>(in, kCodingAt) <= kLastCodingByte &&
+         payload_bytes_in(in) <= kMaxPayloadBytes &&
+         (take<std::uint8_t>(in, kCodingAt) & ~kPrefersPlain) <= kLastCodingByte &&
          has_shape(in.last<kBodyBytes>(), shape_of(static_cast<Kind>(kind)));
 }
 
@@ -87,7 +90,7 @@ bool is_valid(std::span<const std::byte, kHeaderBytes> in) {
     return bad(concat("priority ", priority));
   if (const auto payload_bytes = payload_bytes_in(in); payload_bytes > kMaxPayloadBytes)
     return bad(concat("payload of ", payload_bytes, " bytes is over the limit"));
-  if (const auto coding = take<std::uint8_t>(in, kCodingAt); coding > kLastCodingByte)
+  if (const int coding = take<std::uint8_t>(in, kCodingAt) & ~kPrefersPlain; coding > kLastCodingByte)
     return bad(concat("unknown coding ", coding));
   const BodyShape& shape = shape_of(static_cast<Kind>(kind));
   const auto body = in.last<kBodyBytes>();
@@ -125,7 +128,8 @@ void encode(const Header& header, std::span<std::byte, kHeaderBytes> out) {
   put(out, kKindAt, static_cast<std::uint8_t>(header.kind));
   put(out, kPriorityAt, header.priority);
   put(out, kPayloadBytesAt, header.payload_bytes);
-  put(out, kCodingAt, static_cast<std::uint8_t>(header.coding));
+  put(out, kCodingAt,
+      static_cast<std::uint8_t>(static_cast<std::uint8_t>(header.coding) | (header.prefers_plain ? kPrefersPlain : 0)));
   put(out, kStepAt, header.step);
   put(out, kRankAt, header.rank);
   put(out, kUnitAt, header.unit);
@@ -138,7 +142,9 @@ Status decode(std::span<const std::byte, kHeaderBytes> in, Header& header) {
   header.kind = static_cast<Kind>(take<std::uint8_t>(in, kKindAt));
   header.priority = take<std::uint16_t>(in, kPriorityAt);
   header.payload_bytes = payload_bytes_in(in);
-  header.coding = static_cast<Coding>(take<std::uint8_t>(in, kCodingAt));
+  const auto coding = take<std::uint8_t>(in, kCodingAt);
+  header.coding = static_cast<Coding>(coding & ~kPrefersPlain);
+  header.prefers_plain = (coding & kPrefersPlain) != 0;
   header.step = take<std::uint64_t>(in, kStepAt);
   header.rank = take<std::uint32_t>(in, kRankAt);
   header.unit = take<std::uint32_t>(in, kUnitAt);

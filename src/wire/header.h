@@ -40,7 +40,9 @@ struct Envelope {
   std::uint32_t chunk = 0;  // the slice of the unit
   std::uint64_t step = 0;   // of the unit: the number of the worker's contributions so far, from 1
   std::uint64_t payload_bytes = 0;  // as the values are in memory
-  Coding coding = Coding::none;     // as what the payload travels; only a transport sets it (coded_payload.h)
+  // Only a transport sets these two (transport/coded_payload.h):
+  Coding coding = Coding::none;  // as what the payload travels
+  bool prefers_plain = false;    // the sender has no time to decode what it receives
 
   bool operator==(const Envelope&) const = default;
 };

@@ -201,10 +201,7 @@ class SendLog {
 /// A flow with its recorder and its log, for use from the test's thread. Its destructor closes the flow.
 class End {
  public:
-  End(Loop& loop, std::shared_ptr<Flow> flow, bool codes = false)
-      : loop_(loop), flow_(std::move(flow)) {
-    if (codes) loop_.call([&] { flow_->set_coding(true); });
-  }
+  End(Loop& loop, std::shared_ptr<Flow> flow) : loop_(loop), flow_(std::move(flow)) {}
   ~End() {
     loop_.call([&] { flow_->close(std::chrono::milliseconds(0)); });
     if (receiving_) {
@@ -297,8 +294,8 @@ class TransportTest : public ::testing::TestWithParam<TransportCase> {
     pair.listener = std::move(listener.value());
     auto flow = connect(pair.listener->address(), kPatience);
     EXPECT_TRUE(flow.ok()) << flow.status().message();
-    pair.client = std::make_unique<End>(client_loop(), std::move(flow.value()), GetParam().codes);
-    pair.server = std::make_unique<End>(server_loop(), accepted->get_future().get(), GetParam().codes);
+    pair.client = std::make_unique<End>(client_loop(), std::move(flow.value()));
+    pair.server = std::make_unique<End>(server_loop(), accepted->get_future().get());
     return pair;
   }
 

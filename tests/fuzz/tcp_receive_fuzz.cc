@@ -28,8 +28,6 @@ class NamedFlow final : public Flow {
   void resume() override {}
   void close(std::chrono::milliseconds) override {}
   const std::string& peer_name() const override { return name_; }
-  std::uint64_t bytes_sent() const override { return 0; }
-  std::uint64_t bytes_received() const override { return 0; }
 
  private:
   const std::string name_ = "fuzzer";
@@ -66,7 +64,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   --size;
   NamedFlow flow;
   CheckingReceiver receiver;
-  tcp::MessageReader reader;
+  CodingChoice choice;
+  tcp::MessageReader reader(choice);
   while (size > 0) {
     std::array<iovec, 2> places;
     const std::size_t used = reader.destinations(std::min(size, read_bytes), places);

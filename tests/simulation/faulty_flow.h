@@ -40,8 +40,6 @@ class FaultyFlow final : public Flow, private Receiver, public std::enable_share
   void close(std::chrono::milliseconds linger) override;
   void resume() override;
   const std::string& peer_name() const override { return medium_->peer_name(); }
-  std::uint64_t bytes_sent() const override { return 0; }
-  std::uint64_t bytes_received() const override { return 0; }
 
   /// Ends the connection, for this end at once. The argument says whether the other end learns of it.
   void lose(const std::string& why, bool tell_peer);

@@ -167,7 +167,7 @@ struct ServerCore::Job {
     connections.erase(&connection);
     lost_worker = lost_worker || !connection.said_goodbye;
     last_progress_ns = std::max(last_progress_ns, connection.last_progress_ns);
-    closed_traffic += {connection.flow().bytes_sent(), connection.flow().bytes_received()};
+    closed_traffic += connection.flow().traffic();
   }
 
   /// clang 14 cannot read the subrange of its standard library.

@@ -104,7 +104,7 @@ TrafficStats ServerCore::traffic() {
   loop_->check_other_thread();
   return loop_->call([this] {
     TrafficStats stats = closed_traffic_;
-    for (const auto& [flow, connection] : connections_) stats += {flow->bytes_sent(), flow->bytes_received()};
+    for (const auto& [flow, connection] : connections_) stats += flow->traffic();
     return stats;
   });
 }
@@ -348,7 +348,7 @@ void ServerCore::on_closed(Flow& flow, const Status& status) {
   Connection& connection = *found->second;
   note(FlightEvent::Kind::closed, connection, "");
   if (connection.job != nullptr && !connection.left) tell_lost(connection, status);
-  closed_traffic_ += {flow.bytes_sent(), flow.bytes_received()};
+  closed_traffic_ += flow.traffic();
   pending_.remove(connection.id());
   port_watch_.remove(connection.id());
   if (Job* job = connection.job) {

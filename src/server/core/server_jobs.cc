@@ -18,13 +18,11 @@ CoreJobReport ServerCore::report_of(const Job& job) {
   report.memory_limit_bytes = budget.limit_bytes();
   report.open_chunk_count = job.shard.open_chunk_count();
   if (job.shard_of_hosts) report.open_chunk_count += job.shard_of_hosts->open_chunk_count();
-  report.bytes_sent = job.closed_traffic.bytes_sent;
-  report.bytes_received = job.closed_traffic.bytes_received;
+  report += job.closed_traffic;
   for (Connection* connection : job.connections) {
     core.connected_ranks.insert(connection->rank);
     core.last_progress_ns = std::max(core.last_progress_ns, connection->last_progress_ns);
-    report.bytes_sent += connection->flow().bytes_sent();
-    report.bytes_received += connection->flow().bytes_received();
+    report += connection->flow().traffic();
   }
   return core;
 }

@@ -24,8 +24,7 @@ struct ConnectionReport {
   std::uint32_t priority_class = 0;
   std::string address;
   std::int64_t last_progress_ns = 0;
-  std::uint64_t bytes_sent = 0;
-  std::uint64_t bytes_received = 0;
+  TrafficStats traffic;
 };
 
 void write_connection(JsonWriter& json, const ConnectionReport& connection, std::int64_t time_ns) {
@@ -37,7 +36,9 @@ void write_connection(JsonWriter& json, const ConnectionReport& connection, std:
   json.field("flow", connection.flow_index).field("priority_class", connection.priority_class);
   json.field("address", connection.address);
   json.field("last_progress_ms", static_cast<double>(time_ns - connection.last_progress_ns) / 1e6);
-  json.field("bytes_sent", connection.bytes_sent).field("bytes_received", connection.bytes_received).end_object();
+  json.field("bytes_sent", connection.traffic.bytes_sent)
+      .field("bytes_received", connection.traffic.bytes_received)
+      .end_object();
 }
 
 Status departed_status(std::uint32_t rank) {
@@ -193,8 +194,7 @@ void ServerCore::report(JsonWriter& json, std::int64_t time_ns) {
       report.priority_class = connection->priority_class;
       report.address = flow->peer_name();
       report.last_progress_ns = connection->last_progress_ns;
-      report.bytes_sent = flow->bytes_sent();
-      report.bytes_received = flow->bytes_received();
+      report.traffic = flow->traffic();
     }
     open = remembered_;
     for (const auto& [name, job] : jobs_)

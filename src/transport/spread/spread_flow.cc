@@ -140,8 +140,7 @@ Status SpreadFlow::set_traffic_class(const TrafficClass& traffic_class) {
   return far_.call([&] { return far_end_->flow().set_traffic_class(traffic_class); });
 }
 
-std::uint64_t SpreadFlow::bytes_sent() const { return ask_far(&Flow::bytes_sent); }
-std::uint64_t SpreadFlow::bytes_received() const { return ask_far(&Flow::bytes_received); }
+TrafficStats SpreadFlow::traffic() const { return ask_far(&Flow::traffic); }
 std::uint64_t SpreadFlow::bytes_delivered() const { return ask_far(&Flow::bytes_delivered); }
 Flow::Answer SpreadFlow::answer() const { return ask_far(&Flow::answer); }
 Flow::Delivery SpreadFlow::delivery() const { return ask_far(&Flow::delivery); }

@@ -37,8 +37,7 @@ class SpreadFlow final : public Flow, public std::enable_shared_from_this<Spread
   Status set_traffic_class(const TrafficClass& traffic_class) override;
   const std::string& peer_name() const override { return peer_name_; }
   // These wait for the far loop.
-  std::uint64_t bytes_sent() const override;
-  std::uint64_t bytes_received() const override;
+  TrafficStats traffic() const override;
   std::uint64_t bytes_delivered() const override;
   Answer answer() const override;
   Delivery delivery() const override;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/invariant.h"
 #include "transport/flow_end.h"
 
@@ -14,7 +15,7 @@ constexpr std::size_t kBufferBytes = 64u << 10;
 static_assert(kBufferBytes >= kMostSegmentBytes);
 }  // namespace
 
-MessageReader::MessageReader() : buffer_(kBufferBytes) {}
+MessageReader::MessageReader(CodingChoice& choice) : choice_(choice), buffer_(kBufferBytes) {}
 
 std::size_t MessageReader::destinations(std::size_t limit_bytes, std::span<iovec, 2> out) {
   one_thread_.check();
@@ -66,10 +67,14 @@ Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
   const auto bytes = std::span<const std::byte>(buffer_.span()).subspan(begin_).first<wire::kHeaderBytes>();
   if (Status status = wire::decode(bytes, header_); !status.ok())
     return status.with_context("message from " + flow.peer_name());
-  coding_ = std::exchange(header_.coding, Coding::none);  // receivers see the values
+  // Receivers see the values.
+  coding_ = std::exchange(header_.coding, Coding::none);
+  peer_prefers_plain_ = std::exchange(header_.prefers_plain, false);
   if (header_.payload_bytes % value_bytes(coding_) != 0)
     return {ErrorCode::mismatch,
             concat("message from ", flow.peer_name(), ": a coded payload of ", header_.payload_bytes, " bytes")};
+  if (coding_ == Coding::none && !choice_.pays() && wire::coding_of(header_) != Coding::none)
+    choice_.on_plain(header_.payload_bytes);
   waiting_ = !receiver.may_receive(flow, header_);
   if (waiting_ || stopped_) return {};
   begin_ += wire::kHeaderBytes;
@@ -91,18 +96,22 @@ Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
 
 /// Decodes what has come of a coded payload, segment by segment.
 Status MessageReader::decode_segments(const Flow& flow) {
+  const std::int64_t begun_ns = now_ns();
+  const std::size_t before = received_bytes_;
   while (received_bytes_ < payload_.size()) {
     const auto received = std::span<const std::byte>(buffer_.span()).subspan(begin_, buffered_bytes());
     const std::size_t plain_bytes = segment_plain_bytes();
     const auto size_bytes = segment_bytes(received, plain_bytes);
     if (!size_bytes.ok()) return size_bytes.status().with_context("message from " + flow.peer_name());
-    if (!size_bytes.value() || received.size() < *size_bytes.value()) return {};
+    if (!size_bytes.value() || received.size() < *size_bytes.value()) break;
     const auto values = payload_.subspan(received_bytes_, plain_bytes);
     if (Status status = decode_segment(coding_, received.first(*size_bytes.value()), values); !status.ok())
       return status.with_context("message from " + flow.peer_name());
     begin_ += *size_bytes.value();
     received_bytes_ += plain_bytes;
+    saved_bytes_ += plain_bytes - std::min(plain_bytes, *size_bytes.value());
   }
+  if (received_bytes_ > before) choice_.on_coded(received_bytes_ - before, now_ns() - begun_ns);
   return {};
 }
 

@@ -12,6 +12,7 @@
 #include "base/buffer.h"
 #include "base/one_thread.h"
 #include "transport/coded_payload.h"
+#include "transport/coding_choice.h"
 #include "transport/transport.h"
 
 namespace poseidon::tcp {
@@ -19,7 +20,8 @@ namespace poseidon::tcp {
 /// Only one thread uses it. Call `destinations`, read into them, call `consume`, and repeat.
 class MessageReader {
  public:
-  MessageReader();
+  /// `choice` gets to know how long decoding takes.
+  explicit MessageReader(CodingChoice& choice);
 
   /// Gives the places for the next bytes of the stream, at most `limit_bytes` (> 0): first the rest of a payload's
   /// memory, then a buffer for what follows it. Returns how many of the two places are used.
@@ -39,8 +41,17 @@ class MessageReader {
   /// headers.
   std::size_t wanted_bytes() const;
 
+  /// Whether the peer would rather receive values as they are, by the last header.
+  bool peer_prefers_plain() const { return one_thread_.checked(peer_prefers_plain_); }
+
+  /// How many more bytes would have come if nothing had been coded.
+  std::uint64_t saved_bytes() const { return one_thread_.checked(saved_bytes_); }
+
   /// How many messages have been completed.
   std::uint64_t message_count() const { return one_thread_.checked(message_count_); }
+
+  /// Whether a payload has come in part.
+  bool in_payload() const { return one_thread_.checked(in_payload_); }
 
   /// Whether the stream may end here without cutting a message.
   bool between_messages() const { return !one_thread_.checked(in_payload_) && end_ == begin_; }
@@ -53,6 +64,7 @@ class MessageReader {
   std::size_t segment_plain_bytes() const { return std::min(payload_.size() - received_bytes_, kSegmentBytes); }
   std::size_t buffered_bytes() const { return end_ - begin_; }
 
+  CodingChoice& choice_;
   Buffer buffer_;
   std::size_t begin_ = 0;  // buffer_[begin_, end_) is read but not consumed
   std::size_t end_ = 0;
@@ -62,6 +74,8 @@ class MessageReader {
   std::span<std::byte> payload_;
   std::size_t received_bytes_ = 0;  // of payload_
   Coding coding_ = Coding::none;    // as what the payload travels
+  bool peer_prefers_plain_ = false;
+  std::uint64_t saved_bytes_ = 0;
   std::uint64_t message_count_ = 0;
   bool stopped_ = false;
   [[no_unique_address]] OneThread one_thread_{"MessageReader"};

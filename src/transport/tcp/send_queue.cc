@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace poseidon::tcp {
 
 namespace {
@@ -21,7 +23,8 @@ void SendQueue::push(const wire::Header& header, Pieces payload, Done done) {
   std::erase_if(payload, [](const auto& piece) { return piece.empty(); });
   Entry entry;
   wire::encode(header, entry.header);
-  if (header.coding != Coding::none) entry.coded = std::make_unique<Coded>(header, CodedPayload(header.coding, payload));
+  if (header.coding != Coding::none)
+    entry.coded = std::make_unique<Coded>(header, CodedPayload(header.coding, payload));
   entry.payload = std::move(payload);
   entry.done = std::move(done);
   waiting_.push(header.priority, std::move(entry));
@@ -30,8 +33,8 @@ void SendQueue::push(const wire::Header& header, Pieces payload, Done done) {
 /// Makes a coded message the current one, and codes what comes first, which shows whether it shrinks.
 void SendQueue::begin_coded() {
   current_ = waiting_.pop();
-  stage();
-  if (staged_.size() <= staged_plain_bytes_ - staged_plain_bytes_ / kLeastSaving) return;
+  const std::size_t plain_bytes = stage();
+  if (staged_.size() <= plain_bytes - plain_bytes / kLeastSaving) return;
   wire::Header header = current_->coded->header;
   header.coding = Coding::none;
   wire::encode(header, current_->header);
@@ -39,16 +42,21 @@ void SendQueue::begin_coded() {
   staged_ = {};
 }
 
-/// Codes the next segments of the current message.
-void SendQueue::stage() {
+/// Codes the next segments of the current message. Returns how many bytes their values have.
+std::size_t SendQueue::stage() {
   stage_memory_.resize(kStagedSegments * kSegmentRoomBytes);
   CodedPayload& payload = current_->coded->payload;
   std::size_t used_bytes = 0;
   const std::size_t before = payload.left_bytes();
+  const std::int64_t begun_ns = now_ns();
   for (std::size_t n = 0; n < kStagedSegments && !payload.empty(); ++n)
     used_bytes += payload.next(std::span(stage_memory_).subspan(used_bytes)).size();
-  staged_plain_bytes_ = before - payload.left_bytes();
+  const std::size_t plain_bytes = before - payload.left_bytes();
+  choice_.on_coded(plain_bytes, now_ns() - begun_ns);
   staged_ = std::span(stage_memory_).first(used_bytes);
+  current_->coded->saved_bytes += plain_bytes;
+  current_->coded->saved_bytes -= used_bytes;
+  return plain_bytes;
 }
 
 std::size_t SendQueue::fill(std::span<iovec> out, std::size_t limit_bytes) {
@@ -95,6 +103,7 @@ void SendQueue::advance(std::size_t count, std::vector<Done>& finished) {
     if (++piece_ < piece_count_of(*current_)) continue;
     piece_ = 0;
     staged_ = {};
+    if (current_->coded) saved_bytes_ += current_->coded->saved_bytes;
     finished.push_back(std::move(current_->done));
     current_.reset();
   }

@@ -66,9 +66,11 @@ TcpFlow::TcpFlow(Loop& loop, ByteStream stream, std::chrono::milliseconds silenc
     : loop_(loop),
       stream_(std::move(stream)),
       end_(loop, to_text(peer_address(stream_.socket()))),
-      codes_(coding == CodingPolicy::on || (coding == CodingPolicy::automatic && leaves_machine(stream_.socket()))),
+      coding_(coding == CodingPolicy::automatic && !leaves_machine(stream_.socket()) ? CodingPolicy::off : coding),
+      queue_(loop.coding_choice()),
       unsent_limit_bytes_(kMostUnsentBytes),
-      acknowledgements_(stream_.socket(), silence) {
+      acknowledgements_(stream_.socket(), silence),
+      reader_(loop.coding_choice()) {
   set_flow_options(stream_.socket());
 }
 
@@ -87,7 +89,7 @@ void TcpFlow::set_receiver(Receiver* receiver) {
 void TcpFlow::send(wire::Header header, Pieces payload, Done done) {
   loop_.check_thread();
   if (!end_.may_send(end_.send_error(), state_ == State::open, header, payload, done)) return post_finished();
-  if (codes_ && header.payload_bytes >= kLeastCodedBytes) header.coding = wire::coding_of(header);
+  if (coding_ != CodingPolicy::off) choose_coding(header);
   const bool idle = !has_unsent();
   queue_.push(header, std::move(payload), std::move(done));
   watch_acknowledgements();
@@ -95,6 +97,18 @@ void TcpFlow::send(wire::Header header, Pieces payload, Done done) {
   flush();
   update_watch();
   if (end_.has_finished()) post_finished();
+}
+
+void TcpFlow::choose_coding(wire::Header& header) {
+  CodingChoice& choice = loop_.coding_choice();
+  const bool chooses = coding_ == CodingPolicy::automatic;
+  header.prefers_plain = chooses && !choice.pays();
+  if (header.payload_bytes < kLeastCodedBytes) return;
+  const Coding coding = wire::coding_of(header);
+  if (!header.prefers_plain && !(chooses && reader_.peer_prefers_plain()))
+    header.coding = coding;
+  else if (coding != Coding::none)
+    choice.on_plain(header.payload_bytes);
 }
 
 Status TcpFlow::set_traffic_class(const TrafficClass& traffic_class) {
@@ -149,6 +163,11 @@ void TcpFlow::on_events(std::uint32_t events) {
   watch_unread();
 }
 
+TrafficStats TcpFlow::traffic() const {
+  loop_.check_thread();
+  return {bytes_sent_, bytes_received_, bytes_sent_ + queue_.saved_bytes(), bytes_received_ + reader_.saved_bytes()};
+}
+
 std::uint64_t TcpFlow::bytes_delivered() const {
   loop_.check_thread();
   int unacknowledged_bytes = 0;
@@ -174,11 +193,6 @@ Flow::Delivery TcpFlow::delivery() const {
   return {.received_bytes = info.tcpi_bytes_received,
           .packets = std::uint64_t{info.tcpi_data_segs_in} + info.tcpi_data_segs_out,
           .lost_packets = std::uint64_t{info.tcpi_rcv_ooopack} + info.tcpi_total_retrans};
-}
-
-void TcpFlow::set_coding(bool codes) {
-  loop_.check_thread();
-  codes_ = codes;
 }
 
 void TcpFlow::limit_rate(std::uint64_t bytes_per_second) {
@@ -249,7 +263,16 @@ void TcpFlow::watch_acknowledgements() {
   });
 }
 
+void TcpFlow::note_under_way() {
+  const bool under_way =
+      state_ != State::closed && coding_ != CodingPolicy::off && (!queue_.empty() || reader_.in_payload());
+  if (std::exchange(under_way_, under_way) == under_way) return;
+  CodingChoice& choice = loop_.coding_choice();
+  under_way ? choice.begin_message() : choice.end_message();
+}
+
 void TcpFlow::update_watch() {
+  note_under_way();
   if (state_ == State::closed) return;
   std::uint32_t wanted = 0;
   // While nothing may be read, the flow waits only for failures. Their event comes in any case.
@@ -376,6 +399,7 @@ void TcpFlow::end(const Status& status) {
   if (state_ == State::closed) return;
   const bool ours = state_ == State::closing;
   state_ = State::closed;
+  note_under_way();
   reader_.stop();
   end_.end(status, ours);
   for (auto& done : queue_.take_all()) end_.finish(std::move(done), end_.send_error());

@@ -31,12 +31,10 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   void resume() override;
   Status set_traffic_class(const TrafficClass& traffic_class) override;
   const std::string& peer_name() const override { return end_.peer_name(); }
-  std::uint64_t bytes_sent() const override { return loop_.checked(bytes_sent_); }
-  std::uint64_t bytes_received() const override { return loop_.checked(bytes_received_); }
+  TrafficStats traffic() const override;
   std::uint64_t bytes_delivered() const override;
   Answer answer() const override;
   Delivery delivery() const override;
-  void set_coding(bool codes) override;
   void limit_rate(std::uint64_t bytes_per_second) override;
   void hold(std::chrono::microseconds time) override;
 
@@ -55,6 +53,8 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   void release();
   bool has_unsent() const { return !queue_.empty() || (stream_.has_unsent() && end_.send_error().ok()); }
   void update_watch();
+  void note_under_way();
+  void choose_coding(wire::Header& header);
   void watch_acknowledgements();
   void adapt_unsent_limit();
   void limit_unsent(int bytes);
@@ -76,8 +76,9 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   State state_ = State::open;
   std::uint32_t watched_events_ = 0;  // 0: the socket is not registered
 
+  const CodingPolicy coding_;  // off: it stays in the machine
+  bool under_way_ = false;     // it has a message for CodingChoice
   SendQueue queue_;
-  bool codes_ = false;
   int unsent_limit_bytes_;         // how much the kernel may hold unsent
   Clock::time_point last_room_{};  // when the kernel last asked for more, while bytes wait without a pause
   bool end_of_stream_sent_ = false;

@@ -53,8 +53,9 @@ class UcxFlow final : public Flow, public std::enable_shared_from_this<UcxFlow> 
   void close(std::chrono::milliseconds linger) override;
   void resume() override;
   const std::string& peer_name() const override { return end_.peer_name(); }
-  std::uint64_t bytes_sent() const override { return loop_.checked(bytes_sent_); }
-  std::uint64_t bytes_received() const override { return loop_.checked(bytes_received_); }
+  TrafficStats traffic() const override {
+    return {loop_.checked(bytes_sent_), bytes_received_, bytes_sent_, bytes_received_};
+  }
   wire::Handshake::State handshake_state() const { return loop_.checked(handshake_).state(); }
 
   // The engine calls the following from inside UCX.

@@ -61,7 +61,8 @@ TEST_F(OneThreadDeathTest, ClassesOfTheLibraryCheckIt) {
   const auto pool = std::make_shared<BufferPool>();
   Buffer buffer = pool->take(1);
   EXPECT_DEATH(Other([&] { pool->give_back(std::move(buffer)); }), "src/base/buffer_pool.h.* uses BufferPool");
-  tcp::SendQueue queue;
+  CodingChoice choice;
+  tcp::SendQueue queue(choice);
   EXPECT_TRUE(queue.empty());
   EXPECT_DEATH(Other([&] { queue.take_all(); }), "src/transport/tcp/send_queue.cc.* uses SendQueue");
 }

@@ -274,8 +274,8 @@ TEST_F(Tls, CountsTheBytesOfMessagesAndNotItsOwn) {
   client_->send(push_header(0), payload);
   ASSERT_TRUE(server_->recorder.wait_messages(1));
   loop_.call([&] {
-    EXPECT_EQ(client_->flow().bytes_sent(), payload.size() + wire::kHeaderBytes);
-    EXPECT_EQ(server_->flow().bytes_received(), payload.size() + wire::kHeaderBytes);
+    EXPECT_EQ(client_->flow().traffic().bytes_sent, payload.size() + wire::kHeaderBytes);
+    EXPECT_EQ(server_->flow().traffic().bytes_received, payload.size() + wire::kHeaderBytes);
   });
 }
 

@@ -12,7 +12,7 @@ Status ServerCore::Handlers::heartbeat(ServerCore& /*core*/, Connection& from, c
                                        std::span<const std::byte> /*payload*/) {
   if (from.job == nullptr) return {ErrorCode::refused, "a heartbeat came before the hello"};
   const auto has_arrived = [](Connection* connection) {
-    return connection->flow().bytes_delivered() == connection->flow().bytes_sent();
+    return connection->flow().bytes_delivered() == connection->flow().traffic().bytes_sent;
   };
   const bool idle = std::ranges::all_of(from.job->of_rank(from.rank), has_arrived);
   from.flow().send(wire::Heartbeat{idle ? 0u : 1u}.make(), {}, [](const Status&) {});

@@ -22,7 +22,7 @@ inline std::shared_ptr<const Buffer> shared_buffer(const Bytes& bytes) {
 }
 
 /// Returns `count` bytes that depend on `seed`.
-inline Bytes pattern(std::size_t count, unsigned seed) {
+inline Bytes chunk_values(std::size_t count, unsigned seed) {
   Bytes bytes(count);
   for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<std::byte>(seed * 31 + i * 7 + i / 251);
   return bytes;
@@ -35,7 +35,7 @@ inline CheckpointUnit unit_of(const std::string& name, std::uint64_t size_bytes,
 
 /// Returns array `array` of the whole unit, of which a chunk has a part.
 inline Bytes array_of(const CheckpointUnit& about, std::size_t array, unsigned seed = 0) {
-  return pattern(about.unit.size_bytes, seed + 100 * static_cast<unsigned>(array) + about.unit.name.front());
+  return chunk_values(about.unit.size_bytes, seed + 100 * static_cast<unsigned>(array) + about.unit.name.front());
 }
 
 inline CheckpointSnapshot snapshot_of(std::uint64_t version, std::vector<CheckpointUnit> units, std::uint64_t run = 1) {

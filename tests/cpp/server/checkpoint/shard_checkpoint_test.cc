@@ -199,7 +199,7 @@ class ShardCheckpoints : public ::testing::Test {
 
   static Bytes gradient(std::size_t layer, std::uint64_t step) {
     std::mt19937 random(static_cast<std::uint32_t>(layer * 1000 + step));
-    if (layers()[layer].dtype == DType::int32) return testing::pattern(64 * 4, static_cast<unsigned>(step));
+    if (layers()[layer].dtype == DType::int32) return testing::chunk_values(64 * 4, static_cast<unsigned>(step));
     return random_reals(random, layers()[layer].dtype, layers()[layer].element_count);
   }
   static Bytes negated(const Bytes& floats) {
