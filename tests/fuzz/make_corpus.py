@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the corpora of the fuzzers that read messages (decode, messages, tcp_receive) or checkpoints.
+"""Writes the corpora of the fuzzers that read messages (decode, messages, tcp_receive), coded values or checkpoints.
 
 The bytes are put together here from docs/wire-format.md and docs/checkpoints.md, not by the library's own encoder. Run
 it again when a format changes: python tests/fuzz/make_corpus.py
@@ -38,6 +38,7 @@ KINDS = {
     "waiting": 22,
 }
 FLOAT32 = 1
+PREFERS_PLAIN = 0x80
 # How a stream is cut into reads (tcp_receive_fuzz.cc): by the first byte of its input.
 READ_SIZES = (0, 5, 7)
 
@@ -47,9 +48,10 @@ def body(dtype: int = 0, flags: int = 0, code: int = 0, numbers: bytes = b"") ->
     return (struct.pack("<BBBx", dtype, flags, code) + numbers).ljust(28, b"\0")
 
 
-def header(kind: str, body_bytes: bytes, payload_bytes: int = 0, priority: int = 0) -> bytes:
+def header(kind: str, body_bytes: bytes, payload_bytes: int = 0, priority: int = 0, coding: int = 0) -> bytes:
     """64 bytes; rank 1, unit 2, chunk 5, step 3."""
-    start = struct.pack("<4sBBHQQIII", b"PSD1", 4, KINDS[kind], priority, payload_bytes, 3, 1, 2, 5)
+    sizes = payload_bytes | coding << 56
+    start = struct.pack("<4sBBHQQIII", b"PSD1", 5, KINDS[kind], priority, sizes, 3, 1, 2, 5)
     return start + body_bytes
 
 
@@ -167,6 +169,7 @@ def rejected() -> dict[str, bytes]:
     """By name: headers that no receiver takes."""
     push = header("push", contribution())
     return {
+        "rejected_coding": header("push", contribution(), coding=6),
         "rejected_dtype": header("push", body(99)),
         "rejected_flags": header("result", body(FLOAT32, 4)),
         "rejected_kind": push[:5] + bytes([len(KINDS) + 1]) + push[6:],
@@ -175,6 +178,37 @@ def rejected() -> dict[str, bytes]:
         "rejected_reserved": header("pull", body(numbers=struct.pack("<II", 2, 1))),
         "rejected_version": push[:4] + b"\x02" + push[5:],
     }
+
+
+def coded_values() -> dict[str, bytes]:
+    """By name: blocks of 256 float32 values, or of small integers, as docs/coding.md describes them."""
+    raw = bytes(range(256)) * 3  # signs and mantissas
+    return {
+        "zeros": b"\x00\x02\x01",
+        "plain": b"\x02" + bytes(1024),
+        "one_exponent": b"\x20\x7f\x00" + raw,
+        "two_bits_and_escapes": b"\x22\x7f\x02" + raw + b"\x03" + bytes(31) + b"\x03" + bytes(31) + b"\x09\x1f",
+        "rejected_width": b"\x26\x7f\x00" + raw + bytes(192),
+        "rejected_escapes": b"\x21\x7f\x05" + raw + bytes(37),
+    }
+
+
+def lossless() -> dict[str, bytes]:
+    """By name: which values, how many, and coded ones."""
+    files = {name: b"\x00\x19" + coded for name, coded in coded_values().items()}  # 1025 float32 values
+    return files | {f"integers_{name}": b"\x03\x19" + coded for name, coded in coded_values().items()}
+
+
+def coded_streams() -> dict[str, bytes]:
+    """By name: a push of 512 float32 values in a segment, as a stream for tcp_receive."""
+    streams = {}
+    for coding in range(1, 6):
+        coded = b"".join(coded_values()[name] for name in ("one_exponent", "two_bits_and_escapes"))
+        head = header("push", contribution(), 2048, coding=coding | (PREFERS_PLAIN if coding == 2 else 0))
+        segment = struct.pack("<I", len(coded)) + coded
+        streams[f"coded_{coding}"] = b"\x05" + (head + segment) * 2
+        streams[f"rejected_coded_{coding}"] = b"\x05" + head + struct.pack("<I", 4000) + coded
+    return streams
 
 
 def checkpoint(
@@ -232,7 +266,8 @@ def corpora() -> dict[str, dict[str, bytes]]:
     return {
         "decode": heads | last | rejected(),
         "messages": {name: heads[name] + payload for name, (_, _, payload) in known.items()},
-        "tcp_receive": streams,
+        "tcp_receive": streams | coded_streams(),
+        "lossless": lossless(),
         "checkpoint": checkpoints(),
     }
 

@@ -53,6 +53,8 @@ def worker(rank: int, seconds: list[float], **changes: Any) -> WorkerFigures:
         stalled_total_s=1.5,
         bytes_sent=10_000,
         bytes_received=20_000,
+        plain_bytes_sent=12_500,
+        plain_bytes_received=25_000,
         layers=tuple(
             LayerFigures(name, "sfb" if "fc" in name else "ps", 100, 50, s)
             for name, s in zip(NAMES, seconds, strict=True)

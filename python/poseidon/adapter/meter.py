@@ -90,6 +90,8 @@ class Meter:
             stalled_total_s=self._waited_ns / 1e9,
             bytes_sent=traffic.bytes_sent,
             bytes_received=traffic.bytes_received,
+            plain_bytes_sent=traffic.plain_bytes_sent,
+            plain_bytes_received=traffic.plain_bytes_received,
             layers=tuple(
                 LayerFigures(layer.name, layer.scheme, layer.bytes_sent, layer.bytes_received, layer.seconds)
                 for layer in layers

@@ -56,6 +56,8 @@ class WorkerFigures:
     stalled_total_s: float
     bytes_sent: int  # over the network
     bytes_received: int
+    plain_bytes_sent: int  # what these two would be without coding
+    plain_bytes_received: int
     layers: tuple[LayerFigures, ...]  # in the order of backward
     links: tuple[LinkFigures, ...]
 

@@ -20,6 +20,8 @@ _OF_A_WORKER = (
     Metric("stalled_seconds_total", "counter", "stalled_total_s", "Time waited for results."),
     Metric("sent_bytes_total", "counter", "bytes_sent", "Bytes that the process has sent."),
     Metric("received_bytes_total", "counter", "bytes_received", "Bytes that it has received."),
+    Metric("plain_sent_bytes_total", "counter", "plain_bytes_sent", "What it would have sent without coding."),
+    Metric("plain_received_bytes_total", "counter", "plain_bytes_received", "What it would have received so."),
     Metric("generation", "gauge", "generation", "Rises when the job recovers."),
     Metric("world_size", "gauge", "world_size", "Workers of the job."),
     Metric("silent_seconds", "gauge", "silent_s", "Time since these figures."),

@@ -54,7 +54,7 @@ def _where(names: Sequence[str], late: Sequence[float]) -> str:
     return names[place] if place else ""
 
 
-_COLUMNS = ("rank", "host", "step", "step time", "stall", "bytes a step", "slowest link", "late")
+_COLUMNS = ("rank", "host", "step", "step time", "stall", "bytes a step", "coded", "slowest link", "late")
 _SILENT_S = 5.0
 _RUN_LETTERS = 8
 
@@ -101,8 +101,16 @@ def _cells(worker: WorkerFigures) -> tuple[str, ...]:
         _milliseconds(worker.step_s),
         f"{_milliseconds(worker.stall_s)} ({100 * share:.0f} %)",
         ", ".join(f"{scheme} {size / 1e6:.2f} MB" for scheme, size in sorted(worker.bytes_by_scheme.items())),
+        _coded(worker),
         _link(worker.slowest_link),
     )
+
+
+def _coded(worker: WorkerFigures) -> str:
+    """What part of the bytes is left by coding."""
+    plain = worker.plain_bytes_sent + worker.plain_bytes_received
+    coded = worker.bytes_sent + worker.bytes_received
+    return f"{100 * coded / plain:.0f} %" if coded < plain else ""
 
 
 def _link(link: LinkFigures | None) -> str:

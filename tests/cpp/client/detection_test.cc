@@ -205,6 +205,7 @@ TEST(Slow, ATensorThatTakesLongerThanTheTimeoutIsNoFailureWhileBytesFlow) {
   all[0].priority_classes = 1;
   all[0].dscp = {0};
   all[0].chunk_bytes = kElements * sizeof(float);
+  all[0].coding = CodingPolicy::off;
   TestCluster cluster(all);
   ASSERT_TRUE(cluster.connected());
   const auto layer = cluster.add({vector_layer("weights", kElements)});

@@ -22,6 +22,7 @@ std::vector<Options> tcp_options(int world_size, int priority_classes, std::vect
   auto all = cluster_options(world_size);
   for (Options& options : all) {
     options.transport = Medium::tcp;
+    options.coding = CodingPolicy::off;  // the bytes of a class are counted
     options.priority_classes = priority_classes;
     options.dscp = dscp;
   }

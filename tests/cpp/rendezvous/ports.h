@@ -57,6 +57,7 @@ inline Options test_options(int rank, int world_size, std::uint16_t port) {
   options.rank = rank;
   options.world_size = world_size;
   options.master_port = port;
+  options.coding = CodingPolicy::on;  // every exchange goes through the coder
   options.timeout = std::chrono::seconds(20);
   return options;
 }

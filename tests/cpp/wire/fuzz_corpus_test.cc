@@ -20,6 +20,7 @@ extern "C" {
 int checkpoint_fuzz(const std::uint8_t* data, std::size_t size);
 int decode_fuzz(const std::uint8_t* data, std::size_t size);
 int handshake_fuzz(const std::uint8_t* data, std::size_t size);
+int lossless_fuzz(const std::uint8_t* data, std::size_t size);
 int messages_fuzz(const std::uint8_t* data, std::size_t size);
 int store_fuzz(const std::uint8_t* data, std::size_t size);
 int tcp_receive_fuzz(const std::uint8_t* data, std::size_t size);
@@ -70,8 +71,9 @@ TEST(CorpusFiles, AreReadUnlessTheyAreCalledRejected) {
 
 INSTANTIATE_TEST_SUITE_P(Fuzzers, Corpus,
                          ::testing::Values(Case("checkpoint", &checkpoint_fuzz), Case("decode", &decode_fuzz),
-                                           Case("handshake", &handshake_fuzz), Case("messages", &messages_fuzz),
-                                           Case("store", &store_fuzz), Case("tcp_receive", &tcp_receive_fuzz)),
+                                           Case("handshake", &handshake_fuzz), Case("lossless", &lossless_fuzz),
+                                           Case("messages", &messages_fuzz), Case("store", &store_fuzz),
+                                           Case("tcp_receive", &tcp_receive_fuzz)),
                          [](const auto& info) { return info.param.first; });
 
 }  // namespace
