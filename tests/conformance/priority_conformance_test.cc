@@ -3,6 +3,7 @@
 #include <random>
 #include <thread>
 
+#include "conformance/coded_cases.h"
 #include "conformance/spread_cases.h"
 #include "conformance/tls_cases.h"
 #include "conformance/transport_fixture.h"
@@ -223,6 +224,9 @@ INSTANTIATE_TEST_SUITE_P(Spread, TransportPriority, ::testing::ValuesIn(spread_c
                          [](const auto& tested) { return tested.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Tls, TransportPriority, ::testing::ValuesIn(tls_cases()),
+                         [](const auto& tested) { return tested.param.name; });
+
+INSTANTIATE_TEST_SUITE_P(Coded, TransportPriority, ::testing::ValuesIn(coded_cases()),
                          [](const auto& tested) { return tested.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Ucx, TransportPriority, ::testing::ValuesIn(ucx_cases()),

@@ -479,11 +479,6 @@ TEST_P(TransportTest, TheDeathOfAPeersLoopClosesTheFlow) {
 }
 
 std::unique_ptr<Transport> make_tcp_with_secret() { return make_tcp_transport(admission_with(kConformanceSecret)); }
-std::unique_ptr<Transport> make_tcp_coded() {
-  Admission admission;
-  admission.coding = CodingPolicy::on;
-  return make_tcp_transport(admission);
-}
 std::unique_ptr<Transport> make_shm_with_secret() { return make_shm_transport(admission_with(kConformanceSecret)); }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -491,7 +486,6 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(TransportCase{"tcp", make_tcp_transport, own_loopback(), true, false},
                       TransportCase{"tcp_one_loop", make_tcp_transport, own_loopback(), true, true},
                       TransportCase{"tcp_v6", make_tcp_transport, "[::1]:0", true, false},
-                      TransportCase{"tcp_coded", make_tcp_coded, own_loopback(), true, false, 1, true},
                       TransportCase{"tcp_secret", make_tcp_with_secret, own_loopback(), true, false},
                       TransportCase{"inproc", make_inproc_transport, "shard:0", false, false},
                       TransportCase{"inproc_one_loop", make_inproc_transport, "shard:0", false, true},
