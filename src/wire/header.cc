@@ -106,7 +106,7 @@ bool is_valid(std::span<const std::byte, kHeaderBytes> in) {
 const BodyShape& shape_of(Kind kind) { return *kShapes[static_cast<std::size_t>(kind)]; }
 
 Coding coding_of(const Header& header) {
-  if (!shape_of(header.kind).has_dtype) return Coding::none;
+  if (!shape_of(header.kind).has_dtype || header.payload_bytes == 0) return Coding::none;
   const auto coding = [dtype = static_cast<DType>(header.body[kDTypeAt])] {
     switch (dtype) {
       case DType::float32:

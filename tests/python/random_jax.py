@@ -118,6 +118,7 @@ def options(seed: int) -> dict[str, Any]:
             {"scheme": "ps", "transport": "tcp", "chunk_bytes": 1024},
             {"wire": "bf16"},
             {"server_cores": 0, "flows": 2},
+            {"transport": "tcp", "coding": "on"},
         ]
     )
 

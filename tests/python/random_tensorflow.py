@@ -102,6 +102,7 @@ def options(seed: int) -> dict[str, Any]:
             {"replica_check": 1, "priority_classes": 2},
             {"transport": "tcp", "chunk_bytes": 1024},
             {"server_cores": 0, "flows": 2},
+            {"transport": "tcp", "coding": "on"},
         ]
     )
 

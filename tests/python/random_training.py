@@ -168,7 +168,14 @@ def _possible(job: Job) -> Job:
 def options(seed: int) -> dict[str, Any]:
     """What init() gets. Few different ones, since each costs the workers a new meeting."""
     return random.Random(seed // 25).choice(
-        [{}, {"small_bytes": 0}, {"small_bytes": 1 << 15}, {"chunk_bytes": 64}, {"priority_classes": 1}]
+        [
+            {},
+            {"small_bytes": 0},
+            {"small_bytes": 1 << 15},
+            {"chunk_bytes": 64},
+            {"priority_classes": 1},
+            {"transport": "tcp", "coding": "on"},
+        ]
     )
 
 
