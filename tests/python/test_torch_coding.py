@@ -1,0 +1,94 @@
+"""Coding: with it and without it parameters and optimizers have the same bits, whatever travels."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import poseidon.torch as poseidon
+import workers
+from poseidon.torch.process import context
+from torch_cases import all_equal, digest
+
+RANKS = 2
+STEPS = 3
+
+
+class Model(nn.Module):
+    """Layers that travel as factors, dense and in a group, and a table of which a batch touches a few rows."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(600, 32, dtype=dtype)
+        self.wide = nn.Linear(32, 400, dtype=dtype)
+        self.norm = nn.LayerNorm(400, dtype=dtype)
+        self.last = nn.Linear(400, 50, dtype=dtype)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.norm(torch.relu(self.wide(self.table(ids)))))
+        return out
+
+
+def train(coding: str, scheme: str, update: str, dtype: torch.dtype, rows: bool) -> tuple[str, list[int]]:
+    """What the model and the optimizer are in the end, and the bytes sent as they travelled and as they are."""
+    poseidon.init(transport="tcp", coding=coding, timeout=30)
+    module = Model(dtype)
+    chosen: Any = {"table": "rows", "*": scheme} if rows else scheme
+    model = poseidon.DistributedDataParallel(module, scheme=chosen)
+    optimizer: Any = torch.optim.Adam(model.parameters(), lr=1e-3)
+    if update:
+        optimizer = poseidon.DistributedOptimizer(optimizer, model, update=update)
+    draw = torch.Generator().manual_seed(poseidon.rank())
+    for _ in range(STEPS):
+        ids = torch.randint(0, 600, (16,), generator=draw)
+        optimizer.zero_grad()
+        model(ids).square().mean().backward()
+        optimizer.step()
+    model(ids)  # waits for the last step
+    state = optimizer.state_dict()["state"]
+    moments = [value for _, entry in sorted(state.items()) for value in entry.values() if torch.is_tensor(value)]
+    traffic = context.context().client.traffic()
+    bits = digest([param.detach() for param in module.parameters()] + moments)
+    return bits, [traffic.bytes_sent, traffic.plain_bytes_sent, traffic.bytes_received, traffic.plain_bytes_received]
+
+
+@pytest.mark.parametrize(
+    ("scheme", "update", "dtype", "rows"),
+    [
+        ("ps", "", torch.float32, False),
+        ("sfb", "", torch.float32, True),
+        ("sharded_factors", "worker", torch.float32, True),
+        ("ps", "server", torch.float32, False),
+        ("ps", "worker", torch.bfloat16, False),
+        ("ps", "", torch.float16, False),
+    ],
+)
+def test_a_job_has_the_same_bits_with_coding_and_without(
+    scheme: str, update: str, dtype: torch.dtype, rows: bool
+) -> None:
+    coded = workers.run_fresh(RANKS, train, "on", scheme, update, dtype, rows)
+    plain = workers.run_fresh(RANKS, train, "off", scheme, update, dtype, rows)
+    assert all_equal([bits for bits, _ in coded + plain])
+    for _, (sent, plain_sent, received, plain_received) in coded:
+        assert sent < 0.95 * plain_sent
+        assert received < 0.95 * plain_received
+    for _, (sent, plain_sent, received, plain_received) in plain:
+        assert (sent, received) == (plain_sent, plain_received)
+
+
+def meet(codings: list[str]) -> str:
+    try:
+        poseidon.init(coding=codings[int(os.environ["RANK"])], timeout=30)
+    except poseidon.PoseidonError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_that_disagree_say_so() -> None:
+    texts = workers.run_fresh(RANKS, meet, ["on", "off"])
+    assert all("coding" in text and "rank 0" in text and "rank 1" in text for text in texts), texts
