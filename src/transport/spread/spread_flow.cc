@@ -36,7 +36,11 @@ class FarEnd final : public Receiver, public std::enable_shared_from_this<FarEnd
   void send(const wire::Header& header, Pieces payload, Flow::Done done) {
     // It keeps the near end's address only: a flow that keeps itself alive would outlive its loop.
     flow_->send(header, std::move(payload), [near = near_, done = std::move(done)](const Status& status) {
-      near.post([done, status](SpreadFlow& flow) { flow.sent(done, status); });
+      near.gate->post([flow = near.flow, done, status] {
+        // Also when nobody keeps the near end any more, because the payload's memory is free only then.
+        const auto alive = flow.lock();
+        alive ? alive->sent(done, status) : done(status);
+      });
     });
   }
   void set_place(Result<std::span<std::byte>> place) {

@@ -85,7 +85,7 @@ TEST(ShardedFactorsBytes, AreThoseOfTheClosedForm) {
                               .cost(rows, cols, factor_count, {kWorkerCount, kWorkerCount, Placement::colocated});
   std::vector<std::uint64_t> before;
   const auto traffic_of = [](const Client& client) {
-    return client.traffic().bytes_sent + client.traffic().bytes_received;
+    return client.traffic().plain_bytes_sent + client.traffic().plain_bytes_received;
   };
   for (std::size_t rank = 0; rank < kWorkerCount; ++rank) before.push_back(traffic_of(job.client(rank)));
   job.exchange({job.factors({factor_count}), job.factors({factor_count}), job.factors({factor_count})});
