@@ -147,7 +147,7 @@ class HostConnections:
         return self._trainers[method.name]
 
     def payload(self, method: Method) -> Counters | None:
-        """Returns the bytes that Poseidon has moved in its present job, and None for other methods."""
+        """Returns the bytes that Poseidon has moved in its present job, as they are without coding; None for others."""
         if method.library != "poseidon":
             return None
         from poseidon.torch.process.context import context
@@ -156,7 +156,7 @@ class HostConnections:
         if client is None:  # one worker exchanges nothing
             return Counters()
         traffic = client.traffic()
-        return Counters(received=traffic.bytes_received, sent=traffic.bytes_sent)
+        return Counters(received=traffic.plain_bytes_received, sent=traffic.plain_bytes_sent)
 
     def close(self) -> None:
         """Ends both libraries' connections."""
