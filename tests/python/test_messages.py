@@ -46,6 +46,7 @@ CORE_WITHOUT_REMEDY = {
         r"src/scheme/\w+\.cc: .*(unexpected result|bytes instead of|came twice|as late|have none$)",
         r"src/scheme/\w+\.cc: .*(belongs to another worker|does not match their header)$",
         r"src/client/client_loop\.cc: sent a \{\} message",
+        r"src/transport/(coded_payload|tcp/message_reader)\.cc: .*(segment|coded payload)",
         r"src/client/syncer\.cc: a (server's result|result of the next step) for",
         r"src/server/(core/handlers/\w+|pace/\w+|chunk/chunk_state)\.cc: ",
         r"src/server/core/server_\w+\.cc: (\{\} sent a message before its hello|a machine \{\} of \{\} does not fit)",
