@@ -49,7 +49,8 @@ TcpListener::~TcpListener() {
 }
 
 void TcpListener::enter(FileDescriptor socket, ConnectionHandshake& handshake) {
-  const auto flow = std::make_shared<TcpFlow>(loop_, ByteStream(std::move(socket), handshake.take_tls()), silence_, coding_);
+  const auto flow =
+      std::make_shared<TcpFlow>(loop_, ByteStream(std::move(socket), handshake.take_tls()), silence_, coding_);
   flow->set_key_id(handshake.key_name());
   on_accept_(flow);
 }
