@@ -9,7 +9,7 @@
 //   0x00 n    n + 1 blocks of zeros
 //   0x01      one block of zeros
 //   0x02      the values as they are
-//   0x20 + w  coded in w bits
+//   0x20 + w  coded in w bits; 0x28 + w as well, with a code for zeros
 // What is left over after the last full block follows as it is.
 #pragma once
 

@@ -2,9 +2,10 @@
 //
 //   0x20 + w | largest exponent | number of escapes | low bytes | signs and mantissas | w planes of distances | escapes
 //
-// A distance that does not fit in w bits is coded as the largest number that does, and comes among the escapes, a byte
-// each. Float32 has 16 low bits of each value, then a byte each with the sign and 7 bits. Bfloat16 has such a byte.
-// Float16 has 8 bits of each mantissa, then planes of the 2 bits above and of the sign.
+// 0x28 + w: the distances are one larger, and 0 stands for an exponent of 0. So zeros among other values, as behind a
+// rectifier, are no escapes. A distance that does not fit in w bits is coded as the largest number that does, and comes
+// among the escapes, a byte each. Float32 has 16 low bits of each value, then a byte each with the sign and 7 bits.
+// Bfloat16 has such a byte. Float16 has 8 bits of each mantissa, then planes of the 2 bits above and of the sign.
 #pragma once
 
 #include <cstring>
@@ -22,10 +23,14 @@ class FloatBlock {
   /// The head of a coded block. `at` has kHeadBytes.
   struct Head {
     explicit Head(const std::byte* at)
-        : bits(byte_at(at) - unsigned{kCodedBlock}), top(byte_at(at + 1)), escape_count(byte_at(at + 2)) {}
-    bool valid() const { return bits <= kMostBits && (bits > 0 || escape_count == 0); }
+        : bits((byte_at(at) - unsigned{kCodedBlock}) & ~kZeroCode),
+          has_zero_code((byte_at(at) & kZeroCode) != 0),
+          top(byte_at(at + 1)),
+          escape_count(byte_at(at + 2)) {}
+    bool valid() const { return bits <= kMostBits && (bits > 0 || (escape_count == 0 && !has_zero_code)); }
     std::size_t block_bytes() const { return kHeadBytes + kRawBytes + bits * kPlaneBytes + escape_count; }
     unsigned bits;
+    bool has_zero_code;
     std::uint8_t top;
     std::size_t escape_count;
   };
@@ -38,12 +43,13 @@ class FloatBlock {
     zeros = split(isa, values, out + kHeadBytes, exponents) == 0;
     if (zeros) return 0;
     const std::uint8_t top = largest(exponents);
-    BlockBytes& distances = exponents;
-    for (std::uint8_t& distance : distances) distance = static_cast<std::uint8_t>(top - distance);
-    const Width width = best_width(distances);
+    BlockBytes distances;
+    for (std::size_t i = 0; i < kBlockValues; ++i) distances[i] = static_cast<std::uint8_t>(top - exponents[i]);
+    Width width = best_width(distances);
+    const bool has_zero_code = width.escape_count > 0 && take_zero_code(exponents, top, distances, width);
     const std::size_t block_bytes = kHeadBytes + kRawBytes + width.bytes();
     if (block_bytes >= kBlockValues * sizeof(Word)) return 0;
-    out[0] = static_cast<std::byte>(kCodedBlock + width.bits);
+    out[0] = static_cast<std::byte>(kCodedBlock + width.bits + (has_zero_code ? kZeroCode : 0));
     out[1] = static_cast<std::byte>(top);
     out[2] = static_cast<std::byte>(width.escape_count);
     std::byte* const planes = out + kHeadBytes + kRawBytes;
@@ -58,8 +64,13 @@ class FloatBlock {
     BlockBytes distances;
     unpack_planes(isa, planes, head.bits, distances.data());
     if (head.bits > 0 && !put_escapes(planes + head.bits * kPlaneBytes, head, distances)) return false;
-    for (std::uint8_t& distance : distances)
-      distance = static_cast<std::uint8_t>((head.top - distance) & kExponentMask);
+    if (head.has_zero_code) {
+      for (std::uint8_t& distance : distances)
+        distance = static_cast<std::uint8_t>(distance == 0 ? 0 : (head.top + 1 - distance) & kExponentMask);
+    } else {
+      for (std::uint8_t& distance : distances)
+        distance = static_cast<std::uint8_t>((head.top - distance) & kExponentMask);
+    }
     join(isa, coded + kHeadBytes, distances, values);
     return true;
   }
@@ -72,6 +83,7 @@ class FloatBlock {
   static constexpr std::size_t kRawBytes = kLowBytes + kBlockValues + kExtraPlanes * kPlaneBytes;
   static constexpr unsigned kExponentMask = (1u << exponent_bits) - 1;
   static constexpr unsigned kMostBits = 5;
+  static constexpr unsigned kZeroCode = 8;  // in the first byte
 
   using Words = std::array<Word, kBlockValues>;
   using Halves = std::array<std::uint16_t, kBlockValues>;
@@ -92,6 +104,20 @@ class FloatBlock {
       if (width.escape_count == 0) break;
     }
     return best;
+  }
+
+  /// Gives zeros a code of their own if that takes fewer bytes.
+  static POSEIDON_INLINE bool take_zero_code(const BlockBytes& exponents, std::uint8_t top, BlockBytes& distances,
+                                             Width& width) {
+    if (count_at_least(exponents, 1) == kBlockValues) return false;
+    BlockBytes others;
+    for (std::size_t i = 0; i < kBlockValues; ++i)
+      others[i] = static_cast<std::uint8_t>(exponents[i] == 0 ? 0 : top + 1 - exponents[i]);
+    const Width found = best_width(others);
+    if (found.bytes() >= width.bytes()) return false;
+    distances = others;
+    width = found;
+    return true;
   }
 
   static POSEIDON_INLINE void take_escapes(BlockBytes& distances, unsigned bits, std::byte* escapes) {

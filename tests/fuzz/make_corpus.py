@@ -188,6 +188,8 @@ def coded_values() -> dict[str, bytes]:
         "plain": b"\x02" + bytes(1024),
         "one_exponent": b"\x20\x7f\x00" + raw,
         "two_bits_and_escapes": b"\x22\x7f\x02" + raw + b"\x03" + bytes(31) + b"\x03" + bytes(31) + b"\x09\x1f",
+        "zeros_between": b"\x2a\x7f\x00" + raw + bytes(32) + b"\x55" * 32,
+        "rejected_zero_code": b"\x28\x7f\x00" + raw,
         "rejected_width": b"\x26\x7f\x00" + raw + bytes(192),
         "rejected_escapes": b"\x21\x7f\x05" + raw + bytes(37),
     }

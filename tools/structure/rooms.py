@@ -96,7 +96,7 @@ PYTHON_DOORS: Doors = {
     "bench/hosts": set(),
     "bench/paper": {"training", "priority"},
     "bench/suite": {"training"},
-    "bench/exchange": {"hosts", "gradients", "drawing", "network_options", "progress"},
+    "bench/exchange": {"hosts", "drawing", "network_options", "progress"},
     "bench/gradients": set(),
     "bench/training": {"hosts", "gradients", "drawing", "network_options", "progress"},
     "bench/priority": {"hosts", "training", "network_options", "progress"},

@@ -140,6 +140,18 @@ TEST(Lossless, GradientsShrinkAndZerosTakeNextToNothing) {
   EXPECT_EQ(coded(Coding::float32, Bytes(std::size_t{4} * kBlockValues)).size(), 1U);
 }
 
+TEST(Lossless, ZerosAmongOtherValuesAreNoEscapes) {
+  for (const Coding coding : {Coding::float32, Coding::float16, Coding::bfloat16}) {
+    const std::size_t width = value_bytes(coding);
+    Bytes values = gradients(coding, 64 * kBlockValues, 3);
+    const std::size_t dense_bytes = coded(coding, values).size();
+    for (std::size_t i = 0; i < values.size() / width; i += 7) std::memset(values.data() + i * width, 0, width);
+    const Bytes small = coded(coding, values);
+    EXPECT_LT(small.size(), dense_bytes + dense_bytes / 20) << "coding " << int(coding);
+    EXPECT_EQ(decoded(coding, small, values.size() / width, 1 << 20), values);
+  }
+}
+
 TEST(Lossless, WhatDoesNotShrinkTakesAByteABlockMore) {
   std::mt19937 random(4);
   Bytes noise(std::size_t{4} * 10 * kBlockValues);

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from poseidon.bench.gradients.fill import Stock
 from poseidon.errors import PoseidonError
 
 _ALIGNMENT_BYTES = 64
@@ -29,13 +28,6 @@ class Arrays:
     def clear(self) -> None:
         """Fills all arrays with zeros, for steps without a check. Sums of zeros do not grow."""
         self.flat.fill(0)
-
-    def fill_as_gradients(self, rank: int) -> None:
-        """Fills in what real gradients of a transformer look like, for means without a check: a mean does not grow."""
-        stock = Stock("gpt", "mlp", _BLOCK, rank)
-        for start in range(0, self.flat.size, _BLOCK):
-            block = self.flat[start : start + _BLOCK]
-            block[:] = stock.draw(block.size)
 
     def fill(self, rank: int, step: int) -> None:
         """Fills in the known values of one worker. They are whole numbers, so their sum is exact in any order."""

@@ -15,7 +15,7 @@ from datetime import timedelta
 from poseidon.bench.exchange.arrays import Arrays
 from poseidon.bench.exchange.engine import BenchmarkJob, Engine
 from poseidon.bench.exchange.methods import Library
-from poseidon.bench.hosts.server import settings_on
+from poseidon.bench.hosts.server import UNCODED, settings_on
 from poseidon.errors import PeerLost, PoseidonError
 from poseidon.options import AUTO
 
@@ -159,7 +159,7 @@ class PoseidonEngine(Engine):
         job = self._job
         settings = settings_on(
             job.places[self._rank],
-            {**job.places[self._rank].options, **job.method.options},
+            {**UNCODED, **job.places[self._rank].options, **job.method.options},
             rank=self._rank,
             world_size=len(job.places),
             local_rank=self._rank,

@@ -57,10 +57,7 @@ class ExchangeHost:
             self._engine.step()
             if self._engine.divisor:
                 self._arrays.check(step, self._worker_count, self._engine.divisor)
-        if self._engine.divisor == self._worker_count:
-            self._arrays.fill_as_gradients(self._rank)
-        else:
-            self._arrays.clear()
+        self._arrays.clear()
 
     def measure(self, step_count: int) -> Round:
         """Exchanges step after step, without a pause between them."""

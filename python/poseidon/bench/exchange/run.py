@@ -17,7 +17,7 @@ from poseidon.bench.exchange.methods import ExchangeMethod
 from poseidon.bench.exchange.mpi_launch import start_mpi_fleet
 from poseidon.bench.exchange.results import ExchangeConfig, ExchangeResult, Measured, summarize
 from poseidon.bench.hosts.fleet import Fleet, Place, places_on, start_fleet
-from poseidon.bench.hosts.server import START_SECONDS, start_servers
+from poseidon.bench.hosts.server import START_SECONDS, UNCODED, start_servers
 from poseidon.errors import InvalidArgument
 from poseidon.launch import free_port
 from poseidon.options import resolve
@@ -106,7 +106,7 @@ def _start_servers(
         return None, ()
     first = config.worker_count if config.placement.own_hosts else 0
     hosts = places[first : first + count]
-    return start_servers(hosts, method.options, config.timeout_seconds, stack)
+    return start_servers(hosts, UNCODED | dict(method.options), config.timeout_seconds, stack)
 
 
 def _counted(servers: Fleet | None) -> list[float]:

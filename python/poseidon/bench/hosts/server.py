@@ -14,6 +14,10 @@ from poseidon.options import Settings, resolve
 START_SECONDS = 120.0  # for processes that are forked and meet
 
 
+# For benchmarks of the wire itself: they move known values, which coding would make next to nothing.
+UNCODED = {"coding": "off"}
+
+
 def settings_on(place: Place, options: Mapping[str, str], **keywords: Any) -> Settings:
     """Returns Poseidon's settings on a host.
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from poseidon.bench.hosts.fleet import Fleet, Place, places_of, start_fleet
 from poseidon.bench.hosts.measures import FLOAT_BYTES
-from poseidon.bench.hosts.server import START_SECONDS, settings_on, start_servers
+from poseidon.bench.hosts.server import START_SECONDS, UNCODED, settings_on, start_servers
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.rates import parse_rate
 from poseidon.testbed import Testbed
@@ -206,7 +206,13 @@ def _measure(config: UrgentConfig, places: Sequence[Place], honour_dscp: bool, c
 @contextmanager
 def _worker(config: UrgentConfig, places: Sequence[Place], classes: int) -> Iterator[Fleet]:
     """The servers on the first hosts and the worker on the last."""
-    options = {"transport": "tcp", "partition": "coarse", "priority_classes": str(classes), "server_cores": "1"}
+    options = {
+        **UNCODED,
+        "transport": "tcp",
+        "partition": "coarse",
+        "priority_classes": str(classes),
+        "server_cores": "1",
+    }
     *hosts, place = places
     limit = config.timeout_seconds
     with ExitStack() as stack:

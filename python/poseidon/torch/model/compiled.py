@@ -53,9 +53,16 @@ class _Waiting:
         self.number = next(_numbers)
         self.name = getattr(taker, "name", "")
         self._dtype = taker.param.dtype
-        self._taker = weakref.ref(taker)
+        param = weakref.ref(taker.param)
+        # Autograd keeps the weight for its gate, and the weight has the gate: neither would ever be freed.
+        self._taker = weakref.ref(taker, lambda _: self._drop_gate(param()))
         self._passes: OrderedDict[int, _Handed] = OrderedDict()  # by autograd's number of the backward pass
         self._memory: Any = None
+
+    def _drop_gate(self, param: torch.Tensor | None) -> None:
+        gate = None if param is None else vars(param).get(_GATE)
+        if isinstance(gate, Gate) and gate.waiting is self:
+            delattr(param, _GATE)
 
     @property
     def taker(self) -> FactorTaker | None:
