@@ -47,8 +47,7 @@ class CodedPayload {
 };
 
 /// How many bytes the segment at the front of `received` has on the wire, its head included; nothing while its head is
-/// not there. ErrorCode::mismatch: more than a segment of
-/// `plain_bytes` of values can have.
+/// not there. ErrorCode::mismatch: none, or more than a segment of `plain_bytes` of values can have.
 Result<std::optional<std::size_t>> segment_bytes(std::span<const std::byte> received, std::size_t plain_bytes);
 
 /// Decodes a whole segment, its head included, to `values`, which is exactly as long as its values.

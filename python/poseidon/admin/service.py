@@ -11,12 +11,15 @@ from urllib.parse import parse_qs, unquote
 from poseidon.admin.answer import Answer, error_answer, json_answer, text_answer, to_read
 from poseidon.admin.prometheus import CONTENT_TYPE, Metric, families, family, labels
 
+_PLAIN_BYTES = (  # of a `TrafficStats`, after its bytes as they travelled
+    Metric("plain_received_bytes_total", "counter", "plain_bytes_received", "The same from them without coding."),
+    Metric("plain_sent_bytes_total", "counter", "plain_bytes_sent", "The same to them without coding."),
+)
 OF_THE_SERVER = (
     Metric("draining", "gauge", "draining", "1 while the server takes no new job."),
     Metric("received_bytes_total", "counter", "bytes_received", "Bytes from all workers since the server started."),
     Metric("sent_bytes_total", "counter", "bytes_sent", "Bytes to all workers since the server started."),
-    Metric("plain_received_bytes_total", "counter", "plain_bytes_received", "The same from them without coding."),
-    Metric("plain_sent_bytes_total", "counter", "plain_bytes_sent", "The same to them without coding."),
+    *_PLAIN_BYTES,
     Metric("memory_bytes", "gauge", "memory_bytes", "Memory that all jobs hold."),
     Metric("memory_limit_bytes", "gauge", "memory_limit_bytes", "The option server_memory."),
 )
@@ -26,8 +29,7 @@ OF_A_JOB = (
     Metric("connected_workers", "gauge", "connected_count", "Workers that are connected to this server."),
     Metric("received_bytes_total", "counter", "bytes_received", "Bytes from the job's workers in this generation."),
     Metric("sent_bytes_total", "counter", "bytes_sent", "Bytes to the job's workers in this generation."),
-    Metric("plain_received_bytes_total", "counter", "plain_bytes_received", "The same from them without coding."),
-    Metric("plain_sent_bytes_total", "counter", "plain_bytes_sent", "The same to them without coding."),
+    *_PLAIN_BYTES,
     Metric("memory_bytes", "gauge", "memory_bytes", "Memory that the job holds."),
     Metric("memory_limit_bytes", "gauge", "memory_limit_bytes", "The option memory_limit; 0 means no limit."),
     Metric("open_chunks", "gauge", "open_chunk_count", "Chunks whose step has begun and not ended."),

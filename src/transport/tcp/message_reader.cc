@@ -73,10 +73,10 @@ Status MessageReader::start_message(Flow& flow, Receiver& receiver) {
   if (header_.payload_bytes % value_bytes(coding_) != 0)
     return {ErrorCode::mismatch,
             concat("message from ", flow.peer_name(), ": a coded payload of ", header_.payload_bytes, " bytes")};
-  if (coding_ == Coding::none && !choice_.pays() && wire::coding_of(header_) != Coding::none)
-    choice_.on_plain(header_.payload_bytes);
   waiting_ = !receiver.may_receive(flow, header_);
   if (waiting_ || stopped_) return {};
+  if (coding_ == Coding::none && !choice_.pays() && wire::coding_of(header_) != Coding::none)
+    choice_.on_plain(header_.payload_bytes);
   begin_ += wire::kHeaderBytes;
   in_payload_ = true;
   payload_ = {};

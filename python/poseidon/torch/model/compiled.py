@@ -30,9 +30,8 @@ from poseidon.torch.tensors.compatibility import constant_when_compiled
 
 _GATE = "_factor_gate"  # an attribute of weights
 _MOST_PASSES = 8
-_MOST_FACTORS = (
-    8  # times the size of the dense gradient: of more no batch is going to pay, and the compiler does better
-)
+# Times the size of the dense gradient: of more no batch is going to pay, and the compiler does better.
+_MOST_FACTORS = 8
 _CAN_HAND_OVER = hasattr(torch.compiler, "is_exporting")  # since torch 2.7: what is exported must not have the operator
 _uses = itertools.count()
 _numbers = itertools.count()
