@@ -29,4 +29,10 @@ constexpr std::size_t value_bytes(Coding coding) {
   }
 }
 
+/// As what the differences of two such arrays are coded (kernel::difference). Coding::none for what has none.
+constexpr Coding difference_of(Coding coding) {
+  if (coding == Coding::none) return coding;
+  return value_bytes(coding) == value_bytes(Coding::difference32) ? Coding::difference32 : Coding::difference16;
+}
+
 }  // namespace poseidon

@@ -34,6 +34,11 @@ Pieces chunk_payload(const Exchange& exchange, const Chunk& chunk) {
   return payload;
 }
 
+std::span<std::byte> place_of(const Exchange& exchange, const Chunk& chunk) {
+  invariant(chunk.offset_bytes + chunk.size_bytes <= exchange.progress.result.size(), "a chunk lies within its result");
+  return exchange.progress.result.subspan(chunk.offset_bytes, chunk.size_bytes);
+}
+
 void copy_pieces(const Pieces& pieces, std::byte* out) {
   for (const auto& piece : pieces) {
     std::memcpy(out, piece.data(), piece.size());

@@ -11,6 +11,9 @@ namespace poseidon {
 /// sends nothing.
 Pieces chunk_payload(const Exchange& exchange, const Chunk& chunk);
 
+/// Returns where the result of a chunk is written.
+std::span<std::byte> place_of(const Exchange& exchange, const Chunk& chunk);
+
 /// Copies the pieces one after the other. `out` has room for all.
 void copy_pieces(const Pieces& pieces, std::byte* out);
 

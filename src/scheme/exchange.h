@@ -84,6 +84,7 @@ struct ServerAnswers {
   std::vector<std::uint32_t> empty_chunks;  // chunks to which nobody contributed
   std::size_t missing_count = 0;            // of chunks
   std::vector<Buffer> staged;               // by chunk: answers that are copied from here to where they belong
+  std::vector<std::uint64_t> bases;         // by chunk: digests of values that answers may differ from; empty: none
   Buffer group_result;                      // for a group whose members have to wait for the footer
 };
 

@@ -9,6 +9,7 @@
 #include "kernel/kernel.h"
 #include "scheme/chunk_payload.h"
 #include "scheme/conversion.h"
+#include "scheme/value_base.h"
 #include "wire/messages/contribution.h"
 #include "wire/messages/stored.h"
 
@@ -292,6 +293,7 @@ void HostReduction::push_if_whole(Exchange& exchange, const Links& links, const 
   body.divisor = divisors_of(exchange, links).server;
   if (!together.payload.empty() && exchange.unit().converts())
     together.payload = {encode_chunk(exchange, chunk, together.payload, links)};
+  name_base(exchange, links, body);
   send_to_server(exchange, links, chunk, body.make(), std::move(together.payload));
 }
 
@@ -331,6 +333,7 @@ void HostReduction::pass_on(Exchange& exchange, const Links& links, const wire::
   about.chunk = answer.chunk;
   wire::StepResult body = wire::StepResult::read(answer);
   body.dtype = exchange.unit().dtype;
+  body.difference = false;
   const wire::Header header = body.make(about, wire::Kind::local_result);
   for (const LocalPart& part : chunks[answer.chunk].parts) {
     if (!part.arrived) continue;

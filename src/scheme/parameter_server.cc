@@ -8,6 +8,7 @@
 #include "kernel/kernel.h"
 #include "scheme/chunk_payload.h"
 #include "scheme/conversion.h"
+#include "scheme/value_base.h"
 #include "wire/messages/contribution.h"
 #include "wire/messages/rule.h"
 #include "wire/messages/stored.h"
@@ -51,12 +52,6 @@ DType answer_dtype(const Exchange& exchange, const wire::Header& answer) {
 /// Whether an answer has another type than the unit.
 bool decodes(const Exchange& exchange, const wire::Header& answer) {
   return answer_dtype(exchange, answer) != exchange.unit().dtype;
-}
-
-/// Returns where the result of a chunk is written.
-std::span<std::byte> place_of(const Exchange& exchange, const Chunk& chunk) {
-  invariant(chunk.offset_bytes + chunk.size_bytes <= exchange.progress.result.size(), "a chunk lies within its result");
-  return exchange.progress.result.subspan(chunk.offset_bytes, chunk.size_bytes);
 }
 
 /// Of a layer whose result is copied past the caches: with it, 4 processes of a machine exchange 256 MB in 0.33 s, and
@@ -156,6 +151,11 @@ wire::Header ParameterServer::request_header(const Exchange& exchange, const Lin
 void ParameterServer::send_chunk(Exchange& exchange, const Links& links, const Chunk& chunk,
                                  wire::Header header) const {
   header.chunk = chunk.index;
+  if (exchange.push() != nullptr) {
+    auto push = wire::Contribution::read(header);
+    name_base(exchange, links, push);
+    header = push.make();
+  }
   auto payload = chunk_payload(exchange, chunk);
   const bool encodes = exchange.push() != nullptr && exchange.unit().converts() && !payload.empty();
   if (encodes) payload = {encode_chunk(exchange, chunk, payload, links)};
@@ -219,6 +219,7 @@ Status ParameterServer::check_result(const Exchange& exchange, const wire::Heade
   const std::size_t chunk_bytes = exchange.unit().chunks[header.chunk].size_bytes;
   const DType dtype = answer_dtype(exchange, header);
   const bool brings = brings_values(exchange, header.chunk);
+  if (Status status = check_difference(exchange, header); !status.ok()) return status;
   return check_payload(header, dtype, brings ? exchange.unit().bytes_as(dtype, chunk_bytes) : 0);
 }
 
@@ -252,7 +253,7 @@ Result<std::span<std::byte>> ParameterServer::accept(Exchange& exchange, const w
   Progress& progress = exchange.progress;
   ServerAnswers& answers = progress.awaited();
   answers.chunks[header.chunk] = ChunkArrival::accepted;
-  if (stages(exchange, header)) {
+  if (stages(exchange, header) || is_difference(header)) {
     if (lent || header.payload_bytes == 0) return std::span<std::byte>();
     answers.staged.resize(exchange.unit().chunks.size());
     Buffer& buffer = answers.staged[header.chunk];
@@ -305,7 +306,15 @@ std::span<const std::byte> ParameterServer::take_placed(const Exchange& exchange
 Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                                 const Links& links) const {
   std::span<const std::byte> values;
-  if (!payload.empty())
+  if (is_difference(header)) {
+    if (Status status = take_difference(exchange, header, payload); !status.ok()) {
+      exchange.progress.status = status;
+      exchange.complete_if_done();
+      return {};
+    }
+    links.pool->give_back(std::move(exchange.progress.awaited().staged[header.chunk]));
+    values = place_of(exchange, exchange.unit().chunks[header.chunk]);
+  } else if (!payload.empty())
     values = stages(exchange, header) ? take_staged(exchange, header, payload, links)
                                       : take_placed(exchange, header, payload);
   pass_on(exchange, links, header, values);

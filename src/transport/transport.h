@@ -106,6 +106,9 @@ class Flow {
   /// The peer's name for messages, e.g. "10.1.0.3:41234".
   virtual const std::string& peer_name() const = 0;
 
+  /// Whether it would now code a payload of so many bytes of floating-point values, so that fewer travel.
+  virtual bool codes(std::size_t /*payload_bytes*/) const { return false; }
+
   /// What it has sent and received so far. All counts are 0 for flows inside the process.
   virtual TrafficStats traffic() const { return {}; }
   /// The part of traffic().bytes_sent that is known to have reached the peer's host. It shows whether the peer still

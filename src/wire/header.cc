@@ -7,6 +7,7 @@
 #include "poseidon/dtype.h"
 #include "poseidon/plan.h"
 #include "wire/body.h"
+#include "wire/messages/contribution.h"
 
 namespace poseidon::wire {
 
@@ -105,20 +106,23 @@ bool is_valid(std::span<const std::byte, kHeaderBytes> in) {
 
 const BodyShape& shape_of(Kind kind) { return *kShapes[static_cast<std::size_t>(kind)]; }
 
+Coding coding_of(DType dtype) {
+  switch (dtype) {
+    case DType::float32:
+      return Coding::float32;
+    case DType::float16:
+      return Coding::float16;
+    case DType::bfloat16:
+      return Coding::bfloat16;
+    default:
+      return Coding::none;
+  }
+}
+
 Coding coding_of(const Header& header) {
   if (!shape_of(header.kind).has_dtype || header.payload_bytes == 0) return Coding::none;
-  const auto coding = [dtype = static_cast<DType>(header.body[kDTypeAt])] {
-    switch (dtype) {
-      case DType::float32:
-        return Coding::float32;
-      case DType::float16:
-        return Coding::float16;
-      case DType::bfloat16:
-        return Coding::bfloat16;
-      default:
-        return Coding::none;
-    }
-  }();
+  Coding coding = coding_of(static_cast<DType>(header.body[kDTypeAt]));
+  if (header.kind == Kind::result && StepResult::read(header).difference) coding = difference_of(coding);
   return header.payload_bytes % value_bytes(coding) == 0 ? coding : Coding::none;
 }
 

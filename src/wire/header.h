@@ -17,6 +17,7 @@
 #include <span>
 
 #include "base/coding.h"
+#include "poseidon/dtype.h"
 #include "poseidon/status.h"
 #include "wire/kinds.h"
 
@@ -54,6 +55,8 @@ struct Header : Envelope {
   bool operator==(const Header&) const = default;
 };
 
+/// As what values of a type are coded. Coding::none: not at all.
+Coding coding_of(DType dtype);
 /// What a payload of the kind, with values of the type that the body names, can be coded as. Coding::none: as nothing,
 /// because it has other values, or parts of values.
 Coding coding_of(const Header& header);

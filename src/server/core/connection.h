@@ -37,6 +37,7 @@ class ServerCore::Connection final : public Requester {
     charge_sent(payload ? payload->size() : 0);
     flow_->send(header, std::move(pieces), [payload, backlog = backlog_](const Status&) { backlog->remove(); });
   }
+  bool codes(std::size_t payload_bytes) const override { return flow_->codes(payload_bytes); }
   void refuse(const wire::Envelope& about, const Status& status) override { refuse(about, {status, std::nullopt}); }
   void refuse(const wire::Envelope& about, const wire::Refuse& refusal_of_it) {
     one_thread_.check();

@@ -76,7 +76,8 @@ std::size_t Shard::update_bytes(const wire::Contribution& shape) const {
 }
 
 Status Shard::Entry::update(const wire::Contribution& shape, Buffer gradient) {
-  return shard.store(*this, std::move(gradient), shape).status();
+  UpdateBase base;
+  return shard.store(*this, std::move(gradient), shape, base).status();
 }
 
 Result<Shard::Entry*> Shard::open(const wire::Envelope& about) {
@@ -216,79 +217,6 @@ Status Shard::add(const wire::Contribution& push, Requester& from, std::span<con
   }
   entry.value()->pace->add(*entry.value(), push, from, payload, std::move(release));
   return {};
-}
-
-void Shard::finish(Entry& entry, Result<Buffer> sum) {
-  invariant(entry.state.all_here() && !entry.computing, "a step ends when all parts are here and its sum is made");
-  const wire::Contribution shape = entry.state.shape();
-  const bool any_present = entry.state.any_present();
-  wire::StepResult result;
-  result.dtype = shape.result_dtype();
-  result.absent = !any_present;
-  result.factor_count = entry.state.factor_count_sum();
-  wire::Header header = result.make(shape);
-  Result<std::shared_ptr<const Buffer>> payload{nullptr};
-  if (any_present && !sum.ok())
-    payload = sum.status();
-  else if (any_present && shape.stored)
-    payload = store(entry, std::move(sum.value()), shape);
-  else if (any_present)
-    payload = std::shared_ptr<const Buffer>(pool_->share(std::move(sum.value())));
-  else if (pace_->traits.drops_late_ranks && shape.stored)
-    payload = entry.value(shape);  // other chunks of the layer may have been updated
-  struct Answer {
-    Requester* to;
-    std::uint32_t rank;
-    std::uint16_t priority;
-    bool wants_result;
-  };
-  std::vector<Answer> answers;
-  for (const auto& part : entry.state.parts())
-    answers.push_back({part->from, part->push.rank, part->push.priority, part->push.wants_result});
-  entry.pace->step_ended(entry, header, payload);
-  entry.state.reset();
-  for (const Answer& answer : answers) {
-    if (answer.to == nullptr) continue;  // the requester has left while other threads were adding
-    header.rank = answer.rank;
-    header.priority = answer.priority;
-    if (payload.ok())
-      answer.to->send(header, answer.wants_result ? payload.value() : nullptr);
-    else
-      answer.to->refuse(header, payload.status());
-  }
-  if (checkpoint_ && payload.ok() && shape.stored) {
-    const Rule* known = rule_of(shape);
-    checkpoint_->stepped(shape, stored_of(entry), known == nullptr ? nullptr : &known->rule);
-  }
-  if (shape.transient) forget(key_of(shape));
-}
-
-/// Updates the chunk's value with the step's sum. The value is the answer, in the type that the pushes ask for.
-Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, const wire::Contribution& shape) {
-  StoredChunk& stored = stored_of(entry);
-  const Rule* known = rule_of(shape);
-  if (known != nullptr && !known->refusal.ok()) {
-    pool_->give_back(std::move(sum));
-    return known->refusal;
-  }
-  // The last block of a sum of blocks may be longer than the value.
-  if (shape.dtype == DType::int8_blocks && stored.has_value())
-    sum.resize(std::min(sum.size(), stored.array(0)->size()));
-  if (known != nullptr && known->rule.kind != nullptr) {
-    const UpdateRule& rule = known->rule;
-    const std::size_t new_bytes = update_bytes(shape);
-    const Status status =
-        pool_->has_room(new_bytes) ? stored.update(rule, sum, shape.value_dtype()) : no_room(new_bytes);
-    if (status.ok() && rule.keeps_gradient)
-      stored.keep_gradient(std::move(sum));
-    else
-      pool_->give_back(std::move(sum));
-    if (!status.ok()) return status;
-  } else {
-    stored.replace(std::move(sum), shape.value_dtype());
-  }
-  answer_pulls(entry);
-  return stored.array_as(0, shape.result_dtype());
 }
 
 Status Shard::set_rule(const wire::Header& header, std::span<const std::byte> payload) {

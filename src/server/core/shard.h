@@ -19,6 +19,7 @@
 #include "server/checkpoint/shard_checkpoint.h"
 #include "server/chunk/chunk_state.h"
 #include "server/chunk/stored_chunk.h"
+#include "server/chunk/update_base.h"
 #include "server/core/threaded_sum.h"
 #include "server/pace/pace.h"
 #include "transport/loop.h"
@@ -157,7 +158,8 @@ class Shard : private Pinned {
   /// `sum`: empty if no part is present.
   void finish(Entry& entry, Result<Buffer> sum);
   std::size_t update_bytes(const wire::Contribution& shape) const;
-  Result<std::shared_ptr<const Buffer>> store(Entry& entry, Buffer sum, const wire::Contribution& shape);
+  Result<std::shared_ptr<const Buffer>> store(Entry& entry, Buffer sum, const wire::Contribution& shape,
+                                              UpdateBase& base);
   Status keep(StoredChunk& stored, const wire::Assign& request, std::span<const std::byte> payload);
   void answer_pulls(Entry& entry);
   Status keep_rule(std::uint64_t key, Rule rule);

@@ -1,5 +1,6 @@
 #include "transport/spread/spread_flow.h"
 
+#include <atomic>
 #include <utility>
 
 #include "base/invariant.h"
@@ -28,12 +29,15 @@ class FarEnd final : public Receiver, public std::enable_shared_from_this<FarEnd
 
   void set_near(const std::shared_ptr<SpreadFlow>& flow) { near_.flow = flow; }
   Flow& flow() { return *flow_; }
+  /// Whether the flow coded large payloads when the last message was sent. Any thread.
+  bool codes() const { return codes_.load(std::memory_order_relaxed); }
 
   void start() {
     registration_ = far_.call_at(Clock::time_point::max(), [self = shared_from_this()] {});
     flow_->set_receiver(this);
   }
   void send(const wire::Header& header, Pieces payload, Flow::Done done) {
+    codes_.store(flow_->codes(wire::kMaxPayloadBytes), std::memory_order_relaxed);
     // It keeps the near end's address only: a flow that keeps itself alive would outlive its loop.
     flow_->send(header, std::move(payload), [near = near_, done = std::move(done)](const Status& status) {
       near.gate->post([flow = near.flow, done, status] {
@@ -76,6 +80,7 @@ class FarEnd final : public Receiver, public std::enable_shared_from_this<FarEnd
   NearEnd near_;
   const std::shared_ptr<Flow> flow_;
   Loop::TimerId registration_ = 0;
+  std::atomic<bool> codes_ = false;
   bool asked_ = false;                                 // the near end has been asked for a place
   std::optional<Result<std::span<std::byte>>> place_;  // its answer
 };
@@ -144,6 +149,7 @@ Status SpreadFlow::set_traffic_class(const TrafficClass& traffic_class) {
   return far_.call([&] { return far_end_->flow().set_traffic_class(traffic_class); });
 }
 
+bool SpreadFlow::codes(std::size_t /*payload_bytes*/) const { return far_end_->codes(); }
 TrafficStats SpreadFlow::traffic() const { return ask_far(&Flow::traffic); }
 std::uint64_t SpreadFlow::bytes_delivered() const { return ask_far(&Flow::bytes_delivered); }
 Flow::Answer SpreadFlow::answer() const { return ask_far(&Flow::answer); }

@@ -36,6 +36,7 @@ class SpreadFlow final : public Flow, public std::enable_shared_from_this<Spread
   void resume() override;
   Status set_traffic_class(const TrafficClass& traffic_class) override;
   const std::string& peer_name() const override { return peer_name_; }
+  bool codes(std::size_t payload_bytes) const override;
   // These wait for the far loop.
   TrafficStats traffic() const override;
   std::uint64_t bytes_delivered() const override;

@@ -100,15 +100,19 @@ void TcpFlow::send(wire::Header header, Pieces payload, Done done) {
 }
 
 void TcpFlow::choose_coding(wire::Header& header) {
-  CodingChoice& choice = loop_.coding_choice();
   const bool chooses = coding_ == CodingPolicy::automatic;
-  header.prefers_plain = chooses && !choice.pays();
+  header.prefers_plain = chooses && !loop_.coding_choice().pays();
   if (chooses && header.payload_bytes < kLeastCodedBytes) return;
   const Coding coding = wire::coding_of(header);
-  if (!header.prefers_plain && !(chooses && reader_.peer_prefers_plain()))
+  if (codes(header.payload_bytes))
     header.coding = coding;
   else if (coding != Coding::none)
-    choice.on_plain(header.payload_bytes);
+    loop_.coding_choice().on_plain(header.payload_bytes);
+}
+
+bool TcpFlow::codes(std::size_t payload_bytes) const {
+  if (coding_ != CodingPolicy::automatic) return coding_ == CodingPolicy::on;
+  return payload_bytes >= kLeastCodedBytes && loop_.coding_choice().pays() && !reader_.peer_prefers_plain();
 }
 
 Status TcpFlow::set_traffic_class(const TrafficClass& traffic_class) {

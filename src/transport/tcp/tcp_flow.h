@@ -31,6 +31,7 @@ class TcpFlow final : public Flow, public std::enable_shared_from_this<TcpFlow> 
   void resume() override;
   Status set_traffic_class(const TrafficClass& traffic_class) override;
   const std::string& peer_name() const override { return end_.peer_name(); }
+  bool codes(std::size_t payload_bytes) const override;
   TrafficStats traffic() const override;
   std::uint64_t bytes_delivered() const override;
   Answer answer() const override;

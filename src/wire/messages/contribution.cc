@@ -1,5 +1,8 @@
 #include "wire/messages/contribution.h"
 
+#include <algorithm>
+
+#include "poseidon/digest.h"
 #include "wire/body.h"
 
 namespace poseidon::wire {
@@ -14,7 +17,7 @@ std::optional<std::uint64_t> limited_product(std::uint64_t a, std::uint64_t b, s
   return product;
 }
 
-constexpr auto kPushFields = [](auto& body, auto& message) {
+constexpr auto kFirstFields = [](auto& body, auto& message) {
   body.dtype(message.dtype);
   body.flag(1, message.absent);
   body.flag(4, message.transient);
@@ -26,13 +29,23 @@ constexpr auto kPushFields = [](auto& body, auto& message) {
   body.number(message.worker_count);
   body.number(message.divisor);
   body.number(message.factor_count);
+};
+
+constexpr auto kPushFields = [](auto& body, auto& message) {
+  kFirstFields(body, message);
+  body.number(message.base);
+  body.number(message.rule_digest);
+};
+
+constexpr auto kMatrixFields = [](auto& body, auto& message) {
+  kFirstFields(body, message);
   body.number(message.rows);
   body.number(message.cols);
   body.number(message.rule_digest);
 };
 
 constexpr auto kFactorsFields = [](auto& body, auto& message) {
-  kPushFields(body, message);
+  kMatrixFields(body, message);
   body.flag(2, message.dense);
 };
 
@@ -40,6 +53,7 @@ constexpr auto kResultFields = [](auto& body, auto& message) {
   body.dtype(message.dtype);
   body.flag(1, message.absent);
   body.flag(2, message.late);
+  body.flag(4, message.difference);
   body.number(message.factor_count);
   body.number(message.steps_since);
 };
@@ -49,9 +63,9 @@ constexpr auto kResultFields = [](auto& body, auto& message) {
 constinit const BodyShape BodyShapes::push = shape_of<Contribution>(kPushFields);
 constinit const BodyShape BodyShapes::factors = shape_of<Contribution>(kFactorsFields);
 constinit const BodyShape BodyShapes::rows = shape_of<Contribution>(kFactorsFields);
-constinit const BodyShape BodyShapes::topk = shape_of<Contribution>(kPushFields);
-constinit const BodyShape BodyShapes::onebit = shape_of<Contribution>(kPushFields);
-constinit const BodyShape BodyShapes::local_push = shape_of<Contribution>(kPushFields);
+constinit const BodyShape BodyShapes::topk = shape_of<Contribution>(kMatrixFields);
+constinit const BodyShape BodyShapes::onebit = shape_of<Contribution>(kMatrixFields);
+constinit const BodyShape BodyShapes::local_push = shape_of<Contribution>(kMatrixFields);
 constinit const BodyShape BodyShapes::result = shape_of<StepResult>(kResultFields);
 constinit const BodyShape BodyShapes::local_result = shape_of<StepResult>(kResultFields);
 
@@ -70,11 +84,19 @@ std::optional<std::uint64_t> Contribution::matrix_bytes() const {
 Contribution Contribution::read(const Header& header) {
   Contribution contribution(header.kind, header);
   BodyReader body(header);
-  kFactorsFields(body, contribution);
+  if (header.kind == Kind::push)
+    kPushFields(body, contribution);
+  else
+    kFactorsFields(body, contribution);
   return contribution;
 }
 
-Header Contribution::make() const { return make_header(*this, kind, *this, kFactorsFields); }
+Header Contribution::make() const {
+  return kind == Kind::push ? make_header(*this, kind, *this, kPushFields)
+                            : make_header(*this, kind, *this, kFactorsFields);
+}
+
+std::uint64_t base_digest(std::span<const std::byte> value) { return std::max<std::uint64_t>(1, digest(value)); }
 
 StepResult StepResult::read(const Header& header) { return read_body<StepResult>(header, kResultFields); }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "poseidon/dtype.h"
 #include "wire/header.h"
@@ -42,6 +43,7 @@ struct Contribution : Envelope {
   std::uint32_t factor_count = 0;   // K of the sender; kUnboundedFactors if it has a dense gradient
   std::uint32_t rows = 0;           // M of the gradient; 0: push, and gradients of another shape
   std::uint32_t cols = 0;           // N of the gradient; 0: as above
+  std::uint64_t base = 0;           // push, stored: the digest of the value that the sender has; 0: it says none
   std::uint32_t rule_digest = 0;    // stored: of the rule that the sender has set (digest_of)
 
   bool has_factors() const { return kind == Kind::factors && !absent && !dense; }
@@ -62,14 +64,19 @@ struct Contribution : Envelope {
   bool operator==(const Contribution&) const = default;
 };
 
+/// The digest by which a worker and a server know that both have the same value. Never 0.
+std::uint64_t base_digest(std::span<const std::byte> value);
+
 /// result: answers a contribution. The header has the rank for which it is, and the unit, chunk, step and priority of
 /// the contribution.
 ///
-/// Payload: the reduced chunk, or the stored value after the step. There is none if nobody has contributed, or if the
+/// Payload: the reduced chunk, or the stored value after the step. `difference`: how that value differs from the one
+/// whose digest the contribution had as its base (kernel::difference), in numbers of as many bytes. There is none if nobody has contributed, or if the
 /// rank did not want the result. With stragglers=drop a stored value comes even if nobody has contributed.
 struct StepResult {
   DType dtype = DType::float32;
   bool absent = false;             // no worker has contributed
+  bool difference = false;         // result of a stored value: from the contribution's base
   bool late = false;               // stragglers=drop: the step has ended without this rank's contribution
   std::uint32_t factor_count = 0;  // K summed over the workers
   std::uint32_t steps_since = 0;   // late: the number of later steps of the chunk that have ended

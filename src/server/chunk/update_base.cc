@@ -1,0 +1,26 @@
+#include "server/chunk/update_base.h"
+
+#include <utility>
+
+#include "base/invariant.h"
+#include "kernel/lossless.h"
+#include "wire/messages/contribution.h"
+
+namespace poseidon {
+
+UpdateBase::UpdateBase(std::shared_ptr<const Buffer> value, Coding coding)
+    : value_(std::move(value)), width_(value_bytes(coding)), digest_(wire::base_digest(value_->span())) {
+  invariant(coding != Coding::none, "a value whose differences are asked for has some that can be coded");
+}
+
+std::shared_ptr<const Buffer> UpdateBase::difference_of(const Buffer& updated, BufferPool& pool) {
+  if (difference_) return difference_;
+  invariant(value_ != nullptr && updated.size() == value_->size(), "an update keeps the size of its value");
+  auto difference = pool.take_shared(updated.size());
+  kernel::difference(updated.data(), value_->data(), difference->data(), updated.size() / width_, width_);
+  value_.reset();
+  difference_ = std::move(difference);
+  return difference_;
+}
+
+}  // namespace poseidon
