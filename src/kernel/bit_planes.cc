@@ -1,6 +1,9 @@
 #include "kernel/bit_planes.h"
 
+#include <bit>
 #include <cstring>
+
+#include "base/invariant.h"
 
 #if POSEIDON_X86_DISPATCH
 #include <immintrin.h>
@@ -10,6 +13,7 @@ namespace poseidon::kernel {
 namespace {
 
 constexpr std::size_t kValues = 8 * kPlaneBytes;
+constexpr std::size_t kMostChosenBytes = 32 * kPlaneBytes;
 constexpr std::uint64_t kLowestBits = 0x0101010101010101;
 
 void pack_portable(const std::uint8_t* in, std::size_t plane_count, std::byte* out) {
@@ -36,7 +40,86 @@ void unpack_portable(const std::byte* in, std::size_t plane_count, std::uint8_t*
   }
 }
 
+/// Moves the bits of `word` that are set in `mask` to the lowest places.
+std::uint64_t gathered(std::uint64_t word, std::uint64_t mask) {
+  std::uint64_t out = 0;
+  for (unsigned to = 0; mask != 0; mask &= mask - 1, ++to) out |= (word >> std::countr_zero(mask) & 1) << to;
+  return out;
+}
+
+/// The opposite.
+std::uint64_t scattered(std::uint64_t bits, std::uint64_t mask) {
+  std::uint64_t out = 0;
+  for (; mask != 0; mask &= mask - 1, bits >>= 1) out |= (bits & 1) << std::countr_zero(mask);
+  return out;
+}
+
+template <typename Gather>
+POSEIDON_INLINE std::size_t pack_chosen_with(const Gather& gather, std::span<const PlaneWords> planes,
+                                             std::span<const PlaneWords> masks, std::byte* out) {
+  const std::byte* const begin = out;
+  std::uint64_t waiting = 0;
+  unsigned waiting_bits = 0;
+  for (std::size_t plane = 0; plane < masks.size(); ++plane) {
+    for (std::size_t i = 0; i < masks[plane].size(); ++i) {
+      const std::uint64_t mask = masks[plane][i];
+      const std::uint64_t bits = gather(planes[plane][i], mask);
+      const auto count = static_cast<unsigned>(std::popcount(mask));
+      waiting |= bits << waiting_bits;
+      if (waiting_bits + count >= 64) {
+        std::memcpy(out, &waiting, sizeof waiting);
+        out += sizeof waiting;
+        waiting = waiting_bits == 0 ? 0 : bits >> (64 - waiting_bits);
+      }
+      waiting_bits = (waiting_bits + count) % 64;
+    }
+  }
+  std::memcpy(out, &waiting, sizeof waiting);
+  return static_cast<std::size_t>(out - begin) + (waiting_bits + 7) / 8;
+}
+
+template <typename Scatter>
+POSEIDON_INLINE void unpack_chosen_with(const Scatter& scatter, std::span<const std::byte> in,
+                                        std::span<const PlaneWords> masks, std::span<PlaneWords> planes) {
+  invariant(in.size() <= kMostChosenBytes && masks.size() == planes.size(), "chosen bits are those of a few planes");
+  // With room behind, so that words can be read anywhere.
+  std::array<std::byte, kMostChosenBytes + 2 * sizeof(std::uint64_t)> padded;
+  std::memcpy(padded.data(), in.data(), in.size());
+  std::memset(padded.data() + in.size(), 0, 2 * sizeof(std::uint64_t));
+  const auto word_at = [&](std::size_t byte) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, padded.data() + byte, sizeof word);
+    return word;
+  };
+  std::size_t at_bit = 0;
+  for (std::size_t plane = 0; plane < masks.size(); ++plane) {
+    for (std::size_t i = 0; i < masks[plane].size(); ++i) {
+      const std::uint64_t mask = masks[plane][i];
+      const std::size_t shift = at_bit % 8;
+      std::uint64_t bits = word_at(at_bit / 8) >> shift;
+      if (shift > 0) bits |= word_at(at_bit / 8 + 8) << (64 - shift);
+      planes[plane][i] = scatter(bits, mask);
+      at_bit += static_cast<std::size_t>(std::popcount(mask));
+    }
+  }
+}
+
 #if POSEIDON_X86_DISPATCH
+__attribute__((POSEIDON_TARGET_V3)) std::size_t pack_chosen_v3(std::span<const PlaneWords> planes,
+                                                               std::span<const PlaneWords> masks, std::byte* out) {
+  return pack_chosen_with(
+      [](std::uint64_t word, std::uint64_t mask) __attribute__((POSEIDON_TARGET_V3)) { return _pext_u64(word, mask); },
+      planes, masks, out);
+}
+
+__attribute__((POSEIDON_TARGET_V3)) void unpack_chosen_v3(std::span<const std::byte> in,
+                                                          std::span<const PlaneWords> masks,
+                                                          std::span<PlaneWords> planes) {
+  unpack_chosen_with(
+      [](std::uint64_t bits, std::uint64_t mask) __attribute__((POSEIDON_TARGET_V3)) { return _pdep_u64(bits, mask); },
+      in, masks, planes);
+}
+
 __attribute__((target("avx2"))) void pack_v3(const std::uint8_t* in, std::size_t plane_count, std::byte* out) {
   for (std::size_t i = 0; i < kValues; i += 32) {
     const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(in + i));
@@ -105,6 +188,24 @@ void unpack_planes(Isa isa, const std::byte* in, std::size_t plane_count, std::u
 #endif
   static_cast<void>(isa);
   unpack_portable(in, plane_count, out);
+}
+
+std::size_t pack_chosen(Isa isa, std::span<const PlaneWords> planes, std::span<const PlaneWords> masks,
+                        std::byte* out) {
+#if POSEIDON_X86_DISPATCH
+  if (isa != Isa::baseline) return pack_chosen_v3(planes, masks, out);
+#endif
+  static_cast<void>(isa);
+  return pack_chosen_with(gathered, planes, masks, out);
+}
+
+void unpack_chosen(Isa isa, std::span<const std::byte> in, std::span<const PlaneWords> masks,
+                   std::span<PlaneWords> planes) {
+#if POSEIDON_X86_DISPATCH
+  if (isa != Isa::baseline) return unpack_chosen_v3(in, masks, planes);
+#endif
+  static_cast<void>(isa);
+  unpack_chosen_with(scattered, in, masks, planes);
 }
 
 }  // namespace poseidon::kernel

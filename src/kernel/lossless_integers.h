@@ -1,12 +1,18 @@
-// Blocks of integers most of which are small: their lowest w bits, and what is above of those that are larger.
+// Blocks of integers that are small, but of very different sizes, as the differences of updated parameters are.
 //
-//   0x20 + w | number of escapes | bytes and planes of the lowest w bits | escapes: place, 16 bits above
+//   0x20 + w | n + 64 c | size | bytes and planes of the lowest w bits | c planes of classes | bits of the larger ones
 //
-// Eight bits of all values are a byte each. The bits that remain are planes.
+// No value of the block has more than n bits. A value's class says how many it has: class 0, at most w; class j, w + j;
+// the last class, 2^c - 1, at least so many. What is above the lowest w bits follows plane by plane, in `size` bytes
+// together: of each plane the bits of those values that have them. Of the classes between the first and the last the
+// highest bit is left out, because it is 1. Eight of the lowest bits of all values are a byte each; the bits that
+// remain are planes.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstring>
+#include <span>
 
 #include "kernel/lossless_block.h"
 
@@ -16,16 +22,39 @@ template <typename Word>
 class IntegerBlock {
  public:
   using Value = Word;
-  static constexpr std::size_t kHeadBytes = 2;
+  static constexpr std::size_t kHeadBytes = 4;
 
   /// As in FloatBlock.
   struct Head {
-    explicit Head(const std::byte* at) : bits(byte_at(at) - unsigned{kCodedBlock}), escape_count(byte_at(at + 1)) {}
-    Head(unsigned width_bits, std::size_t escapes) : bits(width_bits), escape_count(escapes) {}
-    bool valid() const { return bits <= kMostBits; }
-    std::size_t block_bytes() const { return kHeadBytes + bits * kPlaneBytes + escape_count * kEscapeBytes; }
+    explicit Head(const std::byte* at)
+        : bits(byte_at(at) - unsigned{kCodedBlock}),
+          most_bits(byte_at(at + 1) % 64u),
+          class_bits(byte_at(at + 1) / 64u) {
+      std::memcpy(&above_bytes, at + 2, sizeof above_bytes);
+    }
+    Head(unsigned width, unsigned longest, unsigned class_width)
+        : bits(width), most_bits(longest), class_bits(class_width) {}
+
+    unsigned last_class() const { return (1u << class_bits) - 1; }
+    bool valid() const {
+      return most_bits <= kMostBits && bits + last_class() <= most_bits && (class_bits > 0 || bits == most_bits) &&
+             above_bytes <= kMostAboveBytes;
+    }
+    std::size_t planes_bytes() const { return std::size_t{bits + class_bits} * kPlaneBytes; }
+    std::size_t block_bytes() const { return kHeadBytes + planes_bytes() + above_bytes; }
+    /// The lowest class whose values have a bit in the plane, which is not among the lowest `bits`, and do not leave it
+    /// out.
+    unsigned class_with(unsigned plane) const { return std::min(plane - bits + 2, last_class()); }
+    void write(std::byte* at) const {
+      at[0] = static_cast<std::byte>(kCodedBlock + bits);
+      at[1] = static_cast<std::byte>(most_bits | class_bits << 6);
+      std::memcpy(at + 2, &above_bytes, sizeof above_bytes);
+    }
+
     unsigned bits;
-    std::size_t escape_count;
+    unsigned most_bits;
+    unsigned class_bits;
+    std::uint16_t above_bytes = 0;
   };
 
   static POSEIDON_INLINE std::size_t encode(Isa isa, const std::byte* values, std::byte* out, bool& zeros) {
@@ -33,86 +62,188 @@ class IntegerBlock {
     std::memcpy(words.data(), values, sizeof words);
     BlockBytes lengths;
     for (std::size_t i = 0; i < kBlockValues; ++i) lengths[i] = static_cast<std::uint8_t>(std::bit_width(words[i]));
-    const unsigned longest = largest(lengths);
-    zeros = longest == 0;
-    if (zeros) return 0;
-    const Head head = best_head(lengths, longest);
-    if (head.block_bytes() >= sizeof words) return 0;
-    out[0] = static_cast<std::byte>(kCodedBlock + head.bits);
-    out[1] = static_cast<std::byte>(head.escape_count);
+    Head head = best_head(lengths);
+    zeros = head.most_bits == 0;
+    if (zeros || head.planes_bytes() >= sizeof words) return 0;
     std::byte* at = out + kHeadBytes;
-    BlockBytes bytes;
-    for (unsigned done = 0; done < head.bits; done += 8) {
-      for (std::size_t i = 0; i < kBlockValues; ++i) bytes[i] = static_cast<std::uint8_t>(words[i] >> done);
-      const unsigned planes = std::min(head.bits - done, 8u);
-      if (planes == 8)
-        std::memcpy(at, bytes.data(), sizeof bytes);
-      else
-        pack_planes(isa, bytes.data(), planes, at);
-      at += planes * kPlaneBytes;
+    at = pack_low(isa, words, 0, head.bits, at);
+    if (head.class_bits > 0) {
+      BlockBytes classes;
+      for (std::size_t i = 0; i < kBlockValues; ++i)
+        classes[i] = static_cast<std::uint8_t>(
+            std::clamp(int{lengths[i]} - static_cast<int>(head.bits), 0, static_cast<int>(head.last_class())));
+      pack_planes(isa, classes.data(), head.class_bits, at);
+      Planes planes;
+      pack_low(isa, words, head.bits, head.most_bits, reinterpret_cast<std::byte*>(planes.data()), true);
+      const Masks masks(head, at);
+      std::array<std::byte, kMostAboveBytes + sizeof(std::uint64_t)> above;
+      const auto count = pack_chosen(isa, std::span(planes).first(masks.count()), masks.all(), above.data());
+      head.above_bytes = static_cast<std::uint16_t>(count);
+      if (head.block_bytes() >= sizeof words) return 0;
+      std::memcpy(at + head.class_bits * kPlaneBytes, above.data(), count);
     }
-    if (head.escape_count > 0) write_escapes(words, lengths, head.bits, at);
+    head.write(out);
     return head.block_bytes();
   }
 
   static POSEIDON_INLINE bool decode(Isa isa, const std::byte* coded, const Head& head, std::byte* values) {
     Words words{};
-    const std::byte* at = coded + kHeadBytes;
-    BlockBytes bytes;
-    for (unsigned done = 0; done < head.bits; done += 8) {
-      const unsigned planes = std::min(head.bits - done, 8u);
-      if (planes == 8)
-        std::memcpy(bytes.data(), at, sizeof bytes);
-      else
-        unpack_planes(isa, at, planes, bytes.data());
-      at += planes * kPlaneBytes;
-      for (std::size_t i = 0; i < kBlockValues; ++i)
-        words[i] = static_cast<Word>(words[i] | static_cast<Word>(bytes[i]) << done);
+    const std::byte* at = unpack_low(isa, coded + kHeadBytes, 0, head.bits, words);
+    if (head.class_bits > 0) {
+      const Masks masks(head, at);
+      if (masks.bytes() != head.above_bytes) return false;
+      BlockBytes classes;
+      unpack_planes(isa, at, head.class_bits, classes.data());
+      at += head.class_bits * kPlaneBytes;
+      Planes planes;
+      unpack_chosen(isa, {at, head.above_bytes}, masks.all(), std::span(planes).first(masks.count()));
+      unpack_low(isa, reinterpret_cast<const std::byte*>(planes.data()), head.bits, head.most_bits, words, true);
+      std::array<Word, 8> highest{};
+      for (unsigned j = 1; j < head.last_class(); ++j) highest[j] = static_cast<Word>(Word{1} << (head.bits + j - 1));
+      for (std::size_t i = 0; i < kBlockValues; ++i) words[i] = static_cast<Word>(words[i] | highest[classes[i]]);
+    } else if (head.above_bytes != 0) {
+      return false;
     }
-    if (!read_escapes(at, head, words)) return false;
     std::memcpy(values, words.data(), sizeof words);
     return true;
   }
 
  private:
   static constexpr unsigned kMostBits = 8 * sizeof(Word);
-  static constexpr unsigned kEscapeBits = 16;
-  static constexpr std::size_t kEscapeBytes = 1 + kEscapeBits / 8;
+  static constexpr std::size_t kMostAboveBytes = kMostBits * kPlaneBytes;
+  static constexpr unsigned kMostClassBits = 3;
 
   using Words = std::array<Word, kBlockValues>;
+  using Planes = std::array<PlaneWords, kMostBits>;
 
-  /// The cheapest one.
-  static POSEIDON_INLINE Head best_head(const BlockBytes& lengths, unsigned longest) {
-    Head best{longest, 0};
-    for (unsigned bits = longest; bits-- > 0 && longest - bits <= kEscapeBits;) {
-      const Head head{bits, count_at_least(lengths, bits + 1)};
-      if (head.escape_count > kMostEscapes || head.escape_count * kEscapeBytes > best.block_bytes()) break;
-      if (head.block_bytes() < best.block_bytes()) best = head;
+  /// Which values have a bit in each plane above the lowest.
+  class Masks {
+   public:
+    Masks(const Head& head, const std::byte* class_planes) : count_(head.most_bits - head.bits) {
+      std::array<PlaneWords, kMostClassBits> classes;
+      std::memcpy(classes.data(), class_planes, head.class_bits * kPlaneBytes);
+      for (unsigned plane = 0; plane < count_; ++plane) {
+        const unsigned least = head.class_with(head.bits + plane);
+        if (plane > 0 && least == head.class_with(head.bits + plane - 1))
+          masks_[plane] = masks_[plane - 1];
+        else
+          for (std::size_t i = 0; i < masks_[plane].size(); ++i)
+            masks_[plane][i] = at_least(classes, head.class_bits, i, least);
+      }
+    }
+
+    std::size_t count() const { return count_; }
+    std::span<const PlaneWords> all() const { return std::span(masks_).first(count_); }
+    std::size_t bytes() const {
+      std::size_t bits = 0;
+      for (const PlaneWords& mask : all())
+        for (const std::uint64_t word : mask) bits += static_cast<std::size_t>(std::popcount(word));
+      return (bits + 7) / 8;
+    }
+
+   private:
+    /// Of 64 classes, given as bits, those that are at least `least`.
+    static std::uint64_t at_least(const std::array<PlaneWords, kMostClassBits>& classes, unsigned class_bits,
+                                  std::size_t word, unsigned least) {
+      std::uint64_t larger = 0;
+      std::uint64_t same = ~std::uint64_t{0};
+      for (unsigned bit = class_bits; bit-- > 0;) {
+        if ((least >> bit & 1) == 0) larger |= same & classes[bit][word];
+        same &= (least >> bit & 1) != 0 ? classes[bit][word] : ~classes[bit][word];
+      }
+      return larger | same;
+    }
+
+    std::size_t count_;
+    Planes masks_;
+  };
+
+  /// How long a block's values are.
+  class Lengths {
+   public:
+    POSEIDON_INLINE explicit Lengths(const BlockBytes& lengths) {
+      std::array<std::array<std::uint16_t, kMostBits + 1>, 2> counts{};  // two, which do not wait for each other
+      for (std::size_t i = 0; i < kBlockValues; i += 2) {
+        ++counts[0][lengths[i]];
+        ++counts[1][lengths[i + 1]];
+      }
+      for (unsigned bits = kMostBits + 1; bits-- > 0;)
+        longer_[bits] = longer_[bits + 1] + counts[0][bits] + counts[1][bits];
+      for (unsigned bits = 0; bits <= kMostBits; ++bits) sums_[bits + 1] = sums_[bits] + longer_[bits];
+      while (longest_ > 0 && longer_[longest_] == 0) --longest_;
+    }
+
+    unsigned longest() const { return longest_; }
+    /// How many bits a block of so many lowest bits takes, in classes up to `last`.
+    std::size_t cost(unsigned bits, unsigned last, unsigned class_bits) const {
+      const unsigned all = bits + last;  // from so many bits on a value has all of the block's
+      return (bits + class_bits) * kBlockValues + (last > 2 ? sums_[all] - sums_[bits + 2] : 0) +
+             std::size_t{longer_[all]} * (longest_ - std::max(bits, all - 2));
+    }
+    /// A number of lowest bits with which about as many values are in the first class as in another one.
+    unsigned even(unsigned class_bits) const {
+      unsigned bits = 0;
+      while (bits < longest_ && longer_[bits + 1] > kBlockValues - (kBlockValues >> class_bits)) ++bits;
+      return bits;
+    }
+
+   private:
+    std::array<unsigned, kMostBits + 2> longer_{};  // how many values have at least so many bits
+    std::array<unsigned, kMostBits + 2> sums_{};    // of `longer_` before
+    unsigned longest_ = kMostBits;
+  };
+
+  /// A cheap one: of those near even classes the cheapest.
+  static POSEIDON_INLINE Head best_head(const BlockBytes& all_lengths) {
+    const Lengths lengths(all_lengths);
+    const unsigned longest = lengths.longest();
+    Head best(longest, longest, 0);
+    std::size_t fewest = longest * kBlockValues;
+    for (unsigned class_bits = 1; class_bits <= kMostClassBits; ++class_bits) {
+      const unsigned last = (1u << class_bits) - 1;
+      if (last > longest) break;
+      const unsigned even = std::min(lengths.even(class_bits), longest - last);
+      for (unsigned bits = even - std::min(even, 2u); bits <= std::min(even + 1, longest - last); ++bits) {
+        const std::size_t cost = lengths.cost(bits, last, class_bits);
+        if (cost >= fewest) continue;
+        fewest = cost;
+        best = Head(bits, longest, class_bits);
+      }
     }
     return best;
   }
 
-  static POSEIDON_INLINE void write_escapes(const Words& words, const BlockBytes& lengths, unsigned bits,
-                                            std::byte* at) {
-    BlockBytes longer;
-    for (std::size_t i = 0; i < kBlockValues; ++i) longer[i] = lengths[i] > bits ? 1 : 0;
-    for_each_equal(longer, 1, [&](std::size_t i) {
-      const auto above = static_cast<std::uint16_t>(std::uint64_t{words[i]} >> bits);
-      *at++ = static_cast<std::byte>(i);
-      std::memcpy(at, &above, sizeof above);
-      at += sizeof above;
-    });
+  /// Writes the bits of all words from `begin` to `end`, eight together as bytes unless they are to be `planes`.
+  static POSEIDON_INLINE std::byte* pack_low(Isa isa, const Words& words, unsigned begin, unsigned end, std::byte* at,
+                                             bool planes = false) {
+    BlockBytes bytes;
+    for (unsigned done = begin; done < end; done += 8) {
+      for (std::size_t i = 0; i < kBlockValues; ++i) bytes[i] = static_cast<std::uint8_t>(words[i] >> done);
+      const unsigned count = std::min(end - done, 8u);
+      if (count == 8 && !planes)
+        std::memcpy(at, bytes.data(), sizeof bytes);
+      else
+        pack_planes(isa, bytes.data(), count, at);
+      at += count * kPlaneBytes;
+    }
+    return at;
   }
 
-  static bool read_escapes(const std::byte* at, const Head& head, Words& words) {
-    for (std::size_t n = 0; n < head.escape_count; ++n, at += kEscapeBytes) {
-      std::uint16_t above = 0;
-      std::memcpy(&above, at + 1, sizeof above);
-      const std::uint64_t bits = std::uint64_t{above} << head.bits;
-      if (bits >> kMostBits != 0) return false;
-      words[byte_at(at)] = static_cast<Word>(words[byte_at(at)] | bits);
+  /// The opposite.
+  static POSEIDON_INLINE const std::byte* unpack_low(Isa isa, const std::byte* at, unsigned begin, unsigned end,
+                                                     Words& words, bool planes = false) {
+    BlockBytes bytes;
+    for (unsigned done = begin; done < end; done += 8) {
+      const unsigned count = std::min(end - done, 8u);
+      if (count == 8 && !planes)
+        std::memcpy(bytes.data(), at, sizeof bytes);
+      else
+        unpack_planes(isa, at, count, bytes.data());
+      at += count * kPlaneBytes;
+      for (std::size_t i = 0; i < kBlockValues; ++i)
+        words[i] = static_cast<Word>(words[i] | static_cast<Word>(bytes[i]) << done);
     }
-    return true;
+    return at;
   }
 };
 

@@ -1,4 +1,5 @@
-// The value that this worker has of a chunk, from which its server may send the difference instead of the whole new one.
+// The value that this worker has of a chunk, from which its server may send the difference instead of the whole new
+// one.
 #pragma once
 
 #include <span>

@@ -58,7 +58,10 @@ def header(kind: str, body_bytes: bytes, payload_bytes: int = 0, priority: int =
 def contribution(
     flags: int = 0, divisor: int = 4, factor_count: int = 0xFFFFFFFF, rows: int = 0, cols: int = 0, rule_digest: int = 0
 ) -> bytes:
-    """The body of a push, a factors, a rows, a topk or an onebit message of four workers."""
+    """The body of a push, a factors, a rows, a topk or an onebit message of four workers.
+
+    A push has the digest of its base where others have rows and columns.
+    """
     return body(FLOAT32, flags, numbers=struct.pack("<IIIIII", 4, divisor, factor_count, rows, cols, rule_digest))
 
 
@@ -110,9 +113,11 @@ def messages() -> dict[str, tuple[str, bytes, bytes]]:
         "push_absent": ("push", contribution(1, factor_count=0), b""),
         "push_stored_without_result": ("push", contribution(8 | 16), data),
         "push_of_another_rule": ("push", contribution(8, rule_digest=0x12345678), data),
+        "push_with_base": ("push", contribution(8, rows=0x89ABCDEF, cols=0x01234567), data),
         "push_transient": ("push", contribution(4), data),
         "push_excluded": ("push", contribution(1 | 32, factor_count=0), b""),
         "result": ("result", body(FLOAT32, numbers=struct.pack("<II", 12, 0)), data),
+        "result_difference": ("result", body(FLOAT32, 4, numbers=struct.pack("<II", 12, 0)), data),
         "result_late": ("result", body(FLOAT32, 3, numbers=struct.pack("<II", 12, 5)), b""),
         "factors": ("factors", contribution(factor_count=2, rows=4, cols=2), data),
         "factors_dense": ("factors", contribution(2, rows=4, cols=3), data),
@@ -171,7 +176,7 @@ def rejected() -> dict[str, bytes]:
     return {
         "rejected_coding": header("push", contribution(), coding=6),
         "rejected_dtype": header("push", body(99)),
-        "rejected_flags": header("result", body(FLOAT32, 4)),
+        "rejected_flags": header("local_result", body(FLOAT32, 4)),
         "rejected_kind": push[:5] + bytes([len(KINDS) + 1]) + push[6:],
         "rejected_payload": header("push", contribution(), 2**34 + 1),
         "rejected_priority": header("push", contribution(), priority=1024),
@@ -181,7 +186,7 @@ def rejected() -> dict[str, bytes]:
 
 
 def coded_values() -> dict[str, bytes]:
-    """By name: blocks of 256 float32 values, or of small integers, as docs/coding.md describes them."""
+    """By name: blocks of 256 float32 values, as docs/wire-format.md describes them."""
     raw = bytes(range(256)) * 3  # signs and mantissas
     return {
         "zeros": b"\x00\x02\x01",
@@ -195,10 +200,28 @@ def coded_values() -> dict[str, bytes]:
     }
 
 
+def coded_integers() -> dict[str, bytes]:
+    """By name: blocks of 256 integers of 32 bits, as docs/wire-format.md describes them."""
+
+    def head(bits: int, most_bits: int, class_bits: int, above: int) -> bytes:
+        return struct.pack("<BBH", 0x20 + bits, most_bits | class_bits << 6, above)
+
+    low, classes = bytes(range(96)), b"\x0f" + bytes(31)
+    return {
+        "zeros": b"\x00\x02\x01",
+        "one_length": head(3, 3, 0, 0) + low,
+        "two_classes": head(3, 9, 1, 3) + low + classes + b"\x21\x43\x65",
+        "eight_classes": head(9, 20, 3, 6) + bytes(range(256)) + low[:32] + 3 * classes + b"\x21\x43\x65\x87\xa9\x0b",
+        "rejected_above": head(3, 9, 1, 4) + low + classes + bytes(4),
+        "rejected_classes": head(3, 5, 2, 0) + low + bytes(64),
+        "rejected_width": head(3, 33, 2, 0) + low + bytes(64),
+    }
+
+
 def lossless() -> dict[str, bytes]:
     """By name: which values, how many, and coded ones."""
     files = {name: b"\x00\x19" + coded for name, coded in coded_values().items()}  # 1025 float32 values
-    return files | {f"integers_{name}": b"\x03\x19" + coded for name, coded in coded_values().items()}
+    return files | {f"integers_{name}": b"\x03\x19" + coded for name, coded in coded_integers().items()}
 
 
 def coded_streams() -> dict[str, bytes]:

@@ -92,3 +92,53 @@ def meet(codings: list[str]) -> str:
 def test_ranks_that_disagree_say_so() -> None:
     texts = workers.run_fresh(RANKS, meet, ["on", "off"])
     assert all("coding" in text and "rank 0" in text and "rank 1" in text for text in texts), texts
+
+
+def one_value(param: torch.Tensor) -> None:
+    """As a program writes past the version counter; the adapter looks at other values."""
+    param.data.view(-1)[1] += 1
+
+
+def all_of_one_row(param: torch.Tensor) -> None:
+    param.detach().numpy()[0, 1:] = 0.5
+
+
+def clamp_a_part(param: torch.Tensor) -> None:
+    param.data.view(-1)[5:60].clamp_(-1e-3, 1e-3)
+
+
+def swap_and_back(param: torch.Tensor) -> None:
+    """As for an evaluation with averaged weights."""
+    own = param.data.clone()
+    param.data.mul_(0.5)
+    param.data.copy_(own)
+
+
+def train_with_a_change(coding: str, change: Any, changing: int) -> str:
+    # The check of replicas would find it.
+    poseidon.init(transport="tcp", coding=coding, replica_check="off", timeout=30)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 10))
+    model = poseidon.DistributedDataParallel(module, scheme="ps")
+    optimizer = poseidon.DistributedOptimizer(torch.optim.Adam(model.parameters(), lr=1e-3), model, update="server")
+    draw = torch.Generator().manual_seed(poseidon.rank())
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 300, generator=draw)).square().mean()
+        if step in (1, 2) and poseidon.rank() == changing:
+            change(module[0].weight)
+        loss.backward()
+        optimizer.step()
+    return digest([param.detach() for param in module.parameters()])
+
+
+@pytest.mark.parametrize("change", [one_value, all_of_one_row, clamp_a_part, swap_and_back])
+def test_a_parameter_that_one_rank_has_changed_is_the_servers_after_the_step(change: Any) -> None:
+    digests = [
+        result
+        for coding in ("on", "off")
+        for changing in range(RANKS)
+        for result in workers.run_fresh(RANKS, train_with_a_change, coding, change, changing)
+    ]
+    # Gradients are those of the forward pass before the change, since no layer is below the one that changes.
+    assert all_equal(digests)

@@ -49,13 +49,17 @@ constexpr auto kFactorsFields = [](auto& body, auto& message) {
   body.flag(2, message.dense);
 };
 
-constexpr auto kResultFields = [](auto& body, auto& message) {
+constexpr auto kLocalResultFields = [](auto& body, auto& message) {
   body.dtype(message.dtype);
   body.flag(1, message.absent);
   body.flag(2, message.late);
-  body.flag(4, message.difference);
   body.number(message.factor_count);
   body.number(message.steps_since);
+};
+
+constexpr auto kResultFields = [](auto& body, auto& message) {
+  kLocalResultFields(body, message);
+  body.flag(4, message.difference);
 };
 
 }  // namespace
@@ -67,7 +71,7 @@ constinit const BodyShape BodyShapes::topk = shape_of<Contribution>(kMatrixField
 constinit const BodyShape BodyShapes::onebit = shape_of<Contribution>(kMatrixFields);
 constinit const BodyShape BodyShapes::local_push = shape_of<Contribution>(kMatrixFields);
 constinit const BodyShape BodyShapes::result = shape_of<StepResult>(kResultFields);
-constinit const BodyShape BodyShapes::local_result = shape_of<StepResult>(kResultFields);
+constinit const BodyShape BodyShapes::local_result = shape_of<StepResult>(kLocalResultFields);
 
 std::uint64_t Contribution::value_bytes() const {
   return float32_value ? payload_bytes / dtype_bytes(dtype) * dtype_values(dtype) * sizeof(float) : payload_bytes;

@@ -71,8 +71,9 @@ std::uint64_t base_digest(std::span<const std::byte> value);
 /// the contribution.
 ///
 /// Payload: the reduced chunk, or the stored value after the step. `difference`: how that value differs from the one
-/// whose digest the contribution had as its base (kernel::difference), in numbers of as many bytes. There is none if nobody has contributed, or if the
-/// rank did not want the result. With stragglers=drop a stored value comes even if nobody has contributed.
+/// whose digest the contribution had as its base (kernel::difference), in numbers of as many bytes. There is none if
+/// nobody has contributed, or if the rank did not want the result. With stragglers=drop a stored value comes even if
+/// nobody has contributed.
 struct StepResult {
   DType dtype = DType::float32;
   bool absent = false;             // no worker has contributed

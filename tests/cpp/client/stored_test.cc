@@ -179,7 +179,7 @@ class StoredRank {
     std::vector<Bytes> results(count);
     for (std::size_t i = count; i-- > 0;) {
       gradients[i] = job_.gradient(step, i, rank_);
-      results[i].resize(gradients[i].size());
+      results[i] = base(i, gradients[i].size());
       const auto choice = random_() % 3;
       if (choice == 0) {
         results[i].clear();
@@ -198,6 +198,13 @@ class StoredRank {
       if (!results[i].empty()) EXPECT_TRUE(results[i] == references_[i].value) << where(step, i);
       check_arrays(step, i);
     }
+  }
+
+  /// What lies where a result goes: the value, of which then the difference may come, another one, or something else.
+  Bytes base(std::size_t layer, std::size_t size_bytes) {
+    Bytes values = random_() % 3 == 0 ? Bytes(size_bytes) : references_[layer].value;
+    if (random_() % 3 == 0) values[random_() % values.size()] ^= std::byte{1};
+    return values;
   }
 
   void advance_reference(std::uint64_t step, std::size_t layer) {

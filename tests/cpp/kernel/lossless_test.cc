@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -201,12 +204,87 @@ TEST(Lossless, WhatNoEncoderMakesIsMalformed) {
   EXPECT_TRUE(is_malformed(Coding::float32, {std::byte{0x20}, std::byte{9}, std::byte{1}}));  // escapes of no bits
   EXPECT_TRUE(
       is_malformed(Coding::bfloat16, {std::byte{0x22}, std::byte{9}, std::byte{1}}));  // escapes that are missing
-  // An escape with bits above the word.
-  Bytes wide(2 + 15 * kBlockValues / 8, std::byte{0});
-  wide[0] = std::byte{0x20 + 15};
-  wide[1] = std::byte{1};
-  for (const std::byte byte : {std::byte{0}, std::byte{2}, std::byte{0}}) wide.push_back(byte);
-  EXPECT_TRUE(is_malformed(Coding::difference16, wide));
+}
+
+/// The head of a block of integers: its lowest bits, the most bits of a value, the bits of its classes, and the bytes
+/// of what is above.
+Bytes integer_head(int bits, int most_bits, int class_bits, int above_bytes) {
+  return {static_cast<std::byte>(0x20 + bits), static_cast<std::byte>(most_bits | class_bits << 6),
+          static_cast<std::byte>(above_bytes), static_cast<std::byte>(above_bytes >> 8)};
+}
+
+TEST(Lossless, IntegersThatNoEncoderMakesAreMalformed) {
+  EXPECT_FALSE(is_malformed(Coding::difference16, integer_head(3, 8, 2, 0)));  // all in the first class
+  EXPECT_TRUE(is_malformed(Coding::difference16, integer_head(3, 8, 2, 1)));   // nothing is above
+  EXPECT_TRUE(is_malformed(Coding::difference16, integer_head(3, 8, 0, 0)));   // nobody has the bits above
+  EXPECT_TRUE(is_malformed(Coding::difference16, integer_head(8, 8, 0, 1)));
+  EXPECT_TRUE(is_malformed(Coding::difference16, integer_head(3, 5, 2, 0)));   // more classes than lengths
+  EXPECT_TRUE(is_malformed(Coding::difference16, integer_head(3, 17, 2, 0)));  // wider than a value
+  EXPECT_TRUE(is_malformed(Coding::difference32, integer_head(3, 33, 2, 0)));
+  EXPECT_TRUE(is_malformed(Coding::difference32, integer_head(3, 8, 2, 2000)));  // more than there can be
+  Bytes missing = integer_head(0, 8, 1, 0);
+  missing.push_back(std::byte{1});  // one value of the last class, whose bits are missing
+  EXPECT_TRUE(is_malformed(Coding::difference32, missing));
+}
+
+/// Integers with a sign in the lowest bit, of the sizes that updates of parameters have.
+std::vector<std::uint32_t> updates(std::size_t count, float rate, std::uint32_t seed) {
+  std::mt19937 random(seed);
+  std::normal_distribution<float> parameter(0, 0.02F);
+  std::normal_distribution<float> normal;
+  std::vector<float> before(count);
+  std::vector<float> after(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    before[i] = parameter(random);
+    after[i] = before[i] - rate * 0.3F * normal(random) * normal(random);
+  }
+  std::vector<std::uint32_t> words(count);
+  difference(reinterpret_cast<const std::byte*>(after.data()), reinterpret_cast<const std::byte*>(before.data()),
+             reinterpret_cast<std::byte*>(words.data()), count, sizeof(float));
+  return words;
+}
+
+TEST(Lossless, UpdatesOfParametersTakeLittleMoreThanTheirEntropy) {
+  for (const float rate : {1e-3F, 1e-4F, 1e-5F}) {
+    const auto words = updates(400 * kBlockValues, rate, 8);
+    std::array<double, 33> counts{};
+    for (const std::uint32_t word : words) ++counts[static_cast<std::size_t>(std::bit_width(word))];
+    double entropy = 0;  // of their lengths; all bits below the highest one are random
+    for (std::size_t length = 0; length < counts.size(); ++length) {
+      const double share = counts[length] / static_cast<double>(words.size());
+      if (share > 0) entropy += share * (static_cast<double>(length < 1 ? 0 : length - 1) - std::log2(share));
+    }
+    const Bytes values = bytes_of(words);
+    const Bytes small = coded(Coding::difference32, values);
+    EXPECT_LT(8.0 * static_cast<double>(small.size()) / static_cast<double>(words.size()), entropy + 0.6);
+    for (const Isa isa : isas()) {
+      EXPECT_EQ(coded(Coding::difference32, values, isa), small);
+      EXPECT_EQ(decoded(Coding::difference32, small, words.size(), 1000, isa), values);
+    }
+  }
+}
+
+TEST(Lossless, IntegersOfAllLengthsComeBack) {
+  std::mt19937 random(9);
+  for (int round = 0; round < 300; ++round) {
+    const unsigned longest = 1 + random() % 32;
+    const unsigned shortest = random() % longest;
+    std::vector<std::uint32_t> words(4 * kBlockValues);
+    std::vector<std::uint16_t> halves(words.size());
+    for (std::size_t i = 0; i < words.size(); ++i) {
+      const unsigned length = shortest + random() % (longest - shortest + 1);
+      words[i] = random() % 5 == 0 ? 0 : static_cast<std::uint32_t>(random()) >> (32 - std::max(length, 1U));
+      halves[i] = static_cast<std::uint16_t>(words[i]);
+    }
+    for (const auto& [coding, values] :
+         {std::pair(Coding::difference32, bytes_of(words)), std::pair(Coding::difference16, bytes_of(halves))}) {
+      const Bytes small = coded(coding, values);
+      for (const Isa isa : isas()) {
+        ASSERT_EQ(coded(coding, values, isa), small);
+        ASSERT_EQ(decoded(coding, small, words.size(), 1 << 20, isa), values);
+      }
+    }
+  }
 }
 
 TEST(Lossless, RandomBytesAreDecodedWithinTheirArrays) {

@@ -66,17 +66,35 @@ TEST(Messages, OfAStepRoundTrip) {
     sent.worker_count = random.number();
     sent.divisor = random.number();
     sent.factor_count = random.number();
-    sent.rows = random.number();
-    sent.cols = random.number();
+    if (kind == Kind::push) {
+      sent.base = random.large();
+    } else {
+      sent.rows = random.number();
+      sent.cols = random.number();
+    }
     sent.rule_digest = random.number();
     EXPECT_EQ(Contribution::read(received(sent.make())), sent);
 
-    const StepResult result{random.dtype(), random.flag(), random.flag(), random.number(), random.number()};
+    const StepResult result{random.dtype(), random.flag(),   random.flag(),
+                            random.flag(),  random.number(), random.number()};
     const Header answer = received(result.make(sent));
     EXPECT_EQ(answer.kind, Kind::result);
     EXPECT_EQ(StepResult::read(answer), result);
     expect_about(answer, sent);
   }
+}
+
+TEST(Messages, DifferencesAreCodedAsWhatTheyAre) {
+  Envelope about;
+  about.payload_bytes = 1000;
+  const auto coding = [&](DType dtype, bool difference) {
+    return coding_of(StepResult{.dtype = dtype, .difference = difference}.make(about));
+  };
+  EXPECT_EQ(coding(DType::float32, false), Coding::float32);
+  EXPECT_EQ(coding(DType::float32, true), Coding::difference32);
+  EXPECT_EQ(coding(DType::bfloat16, true), Coding::difference16);
+  EXPECT_EQ(coding(DType::float16, true), Coding::difference16);
+  EXPECT_EQ(coding(DType::float64, true), Coding::none);
 }
 
 TEST(Messages, AboutStoredArraysRoundTrip) {
