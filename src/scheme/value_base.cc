@@ -46,9 +46,10 @@ Status check_difference(const Exchange& exchange, const wire::Header& answer) {
 Status take_difference(const Exchange& exchange, const wire::Header& answer, std::span<const std::byte> difference) {
   const std::span<std::byte> place = place_of(exchange, exchange.unit().chunks[answer.chunk]);
   if (wire::base_digest(place) != base_of(exchange, answer.chunk))
-    return {ErrorCode::mismatch, concat("parameters of ", exchange.unit().name,
-                                        " were written to while their update was on its way; change them after step()"
-                                        " or before the backward pass")};
+    return {ErrorCode::mismatch,
+            concat("parameters of ", exchange.unit().name,
+                   " were written to while their update was on its way; let the program change them before the "
+                   "backward pass or after step()")};
   const std::size_t width = value_bytes(wire::coding_of(exchange.unit().dtype));
   kernel::add_difference(difference.data(), place.data(), place.data(), place.size() / width, width);
   return {};

@@ -43,7 +43,7 @@ CORE_WITHOUT_REMEDY = {
     "a peer that breaks the protocol, which no user can mend": (
         r"src/wire/(header|kinds|update_rule|messages/\w+)\.cc: ",
         r"src/rendezvous/store_protocol\.cc: ",
-        r"src/scheme/\w+\.cc: .*(unexpected result|bytes instead of|came twice|as late|have none$)",
+        r"src/scheme/\w+\.cc: .*(unexpected result|bytes instead of|came twice|as late|have none$|was not named$)",
         r"src/scheme/\w+\.cc: .*(belongs to another worker|does not match their header)$",
         r"src/client/client_loop\.cc: sent a \{\} message",
         r"src/transport/(coded_payload|tcp/message_reader)\.cc: .*(segment|coded payload)",
