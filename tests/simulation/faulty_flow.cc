@@ -4,7 +4,9 @@
 #include <cstring>
 
 #include "base/crc32c.h"
+#include "base/invariant.h"
 #include "simulation/simulated_world.h"
+#include "transport/coded_payload.h"
 #include "transport/flow_end.h"
 
 namespace poseidon::testing {
@@ -14,9 +16,22 @@ namespace {
 using std::chrono::milliseconds;
 
 // Which detail of a draw is asked for.
-enum Salt : std::uint64_t { kDelay = 1, kSplit, kSplitAt, kEnd };
+enum Salt : std::uint64_t { kDelay = 1, kSplit, kSplitAt, kEnd, kCoded };
 
 constexpr std::size_t kSplitBytes = 64;  // smaller payloads come in one piece
+
+/// The payload as it is after it has travelled coded.
+std::vector<std::byte> coded_and_decoded(Coding coding, std::span<const std::byte> payload) {
+  CodedPayload sent(coding, {payload});
+  std::vector<std::byte> room(kSegmentRoomBytes);
+  std::vector<std::byte> values(payload.size());
+  for (auto left = std::span(values); !sent.empty();) {
+    const auto place = left.first(std::min(left.size(), kSegmentBytes));
+    invariant(decode_segment(coding, sent.next(room), place).ok(), "what is coded can be decoded");
+    left = left.subspan(place.size());
+  }
+  return values;
+}
 
 }  // namespace
 
@@ -155,6 +170,9 @@ Result<std::span<std::byte>> FaultyFlow::accept(Flow&, const wire::Header& heade
 Status FaultyFlow::on_message(Flow&, const wire::Header& header, std::span<const std::byte> payload,
                               std::function<void()> release) {
   Arrival arrival{header, {payload.begin(), payload.end()}, 0, false, std::nullopt};
+  const Coding coding = wire::coding_of(header);
+  if (coding != Coding::none && mix(mix(arrival_key_, kCoded), arrived_count_) % 2 == 0)
+    arrival.payload = coded_and_decoded(coding, payload);
   if (release) release();
   if (open_) arrive(std::move(arrival));  // an end that has lost the connection hears nothing
   return {};
