@@ -59,7 +59,7 @@ POSEIDON_INLINE std::size_t encode_values(Isa isa, const std::byte* values, std:
   }
   end_zeros();
   const std::size_t rest_bytes = value_count % kBlockValues * sizeof(typename Block::Value);
-  std::memcpy(out, values, rest_bytes);
+  if (rest_bytes > 0) std::memcpy(out, values, rest_bytes);
   return static_cast<std::size_t>(out - begin) + rest_bytes;
 }
 

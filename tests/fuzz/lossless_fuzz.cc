@@ -47,7 +47,7 @@ void code_anything(Coding coding, std::span<const std::byte> values) {
   const std::size_t size = kernel::encode_lossless(coding, values.data(), value_count, coded.data());
   check(size <= coded.size());
   check(kernel::encode_lossless(coding, values.data(), value_count, again.data(), Isa::baseline) == size);
-  check(std::memcmp(coded.data(), again.data(), size) == 0);
+  check(size == 0 || std::memcmp(coded.data(), again.data(), size) == 0);
   const Decoding back = decode(coding, std::span(coded).first(size), value_count, kernel::best_isa());
   check(back.done.coded_bytes == size && back.done.value_count == value_count && !back.done.malformed);
   check(back.values.empty() || std::memcmp(back.values.data(), values.data(), back.values.size()) == 0);
