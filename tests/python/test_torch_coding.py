@@ -53,6 +53,7 @@ def train(coding: str, scheme: str, update: str, dtype: torch.dtype, rows: bool)
     state = optimizer.state_dict()["state"]
     moments = [value for _, entry in sorted(state.items()) for value in entry.values() if torch.is_tensor(value)]
     traffic = context.context().client.traffic()
+    assert ("of these bytes so far" in str(model.plan())) == (coding == "on")
     bits = digest([param.detach() for param in module.parameters()] + moments)
     return bits, [traffic.bytes_sent, traffic.plain_bytes_sent, traffic.bytes_received, traffic.plain_bytes_received]
 

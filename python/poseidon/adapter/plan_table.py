@@ -66,15 +66,17 @@ class PlanTable(list[PlanRow]):
 
     Below it is a sentence about `LocalSGD` if the exchange takes `_LONG_SECONDS` or more on links of this rate.
     `link_bits_per_s` is the rate that was given or measured; None without one. `tree` has a line for each machine or
-    rack whose workers add up among themselves, and is empty if none do.
+    rack whose workers add up among themselves, and is empty if none do. `coded_share` is what has travelled so far, as
+    a share of the bytes that it would have been without coding; bytes in the table are those.
     """
 
     link_bits_per_s: float | None = None
     tree: Sequence[str] = ()
+    coded_share: float = 1.0
 
     @property
     def exchange_seconds(self) -> float | None:
-        """The least time that the exchange of a step takes, by its bytes; None without a link rate."""
+        """The least time that the exchange of a step takes without coding; None without a link rate."""
         if self.link_bits_per_s is None or not self:
             return None
         return sum(row.carried_bytes for row in self) * 8 / self.link_bits_per_s
@@ -90,6 +92,11 @@ class PlanTable(list[PlanRow]):
             for line in cells
         ]
         lines += self.tree
+        if self.coded_share < 1:
+            lines.append(
+                f"Coding has sent {100 * self.coded_share:.0f} % of these bytes so far, with the same values "
+                "(docs/coding.md)."
+            )
         seconds = self.exchange_seconds
         if seconds is not None and seconds >= _LONG_SECONDS:
             lines.append(
@@ -149,7 +156,11 @@ def make_plan_table(
             dtype=entry.dtype,
         )
 
+    traffic = client.traffic()
+    plain_bytes = traffic.plain_bytes_sent + traffic.plain_bytes_received
     table = PlanTable(map(row, entries))
+    if plain_bytes > 0:
+        table.coded_share = (traffic.bytes_sent + traffic.bytes_received) / plain_bytes
     table.tree = _tree(cluster)
     table.link_bits_per_s = link_bits_per_s
     if link_bits_per_s is None and choices is not None and (model := choices.model()) is not None:
