@@ -24,7 +24,8 @@ std::uint64_t base_of(const Exchange& exchange, std::uint32_t chunk) {
 }  // namespace
 
 void name_base(Exchange& exchange, const Links& links, wire::Contribution& push) {
-  if (!receives_update(exchange) || wire::coding_of(exchange.unit().dtype) == Coding::none) return;
+  const DType dtype = exchange.unit().dtype;
+  if (!dtype_is_floating(dtype) || wire::coding_of(dtype) == Coding::none || !receives_update(exchange)) return;
   const Chunk& chunk = exchange.unit().chunks[push.chunk];
   if (!links.flow_of(chunk, exchange.priority.priority_class).codes(chunk.size_bytes)) return;
   auto& bases = exchange.progress.awaited().bases;

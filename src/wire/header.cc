@@ -114,6 +114,8 @@ Coding coding_of(DType dtype) {
       return Coding::float16;
     case DType::bfloat16:
       return Coding::bfloat16;
+    case DType::uint8:  // state of models and optimizers as bytes: most of it is float32
+      return Coding::float32;
     default:
       return Coding::none;
   }

@@ -55,7 +55,7 @@ struct Header : Envelope {
   bool operator==(const Header&) const = default;
 };
 
-/// As what values of a type are coded. Coding::none: not at all.
+/// As what values of a type are coded, without loss whatever they are. Coding::none: not at all.
 Coding coding_of(DType dtype);
 /// What a payload of the kind, with values of the type that the body names, can be coded as. Coding::none: as nothing,
 /// because it has other values, or parts of values.

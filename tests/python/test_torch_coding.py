@@ -143,3 +143,25 @@ def test_a_parameter_that_one_rank_has_changed_is_the_servers_after_the_step(cha
     ]
     # Gradients are those of the forward pass before the change, since no layer is below the one that changes.
     assert all_equal(digests)
+
+
+def start(coding: str, dtype: torch.dtype) -> tuple[str, int, int]:
+    poseidon.init(transport="tcp", coding=coding, timeout=30)
+    torch.manual_seed(poseidon.rank())
+    module = nn.Linear(600, 500, dtype=dtype)
+    poseidon.DistributedDataParallel(module)
+    traffic = context.context().client.traffic()
+    return (
+        digest([param.detach() for param in module.parameters()]),
+        traffic.bytes_received,
+        traffic.plain_bytes_received,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_parameters_of_a_start_are_coded(dtype: torch.dtype) -> None:
+    coded = workers.run_fresh(RANKS, start, "on", dtype)
+    plain = workers.run_fresh(RANKS, start, "off", dtype)
+    assert all_equal([bits for bits, *_ in coded + plain])
+    received, plain_received = coded[1][1:]
+    assert received < (0.92 if dtype != torch.float64 else 1.01) * plain_received

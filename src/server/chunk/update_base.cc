@@ -10,7 +10,7 @@ namespace poseidon {
 
 UpdateBase::UpdateBase(std::shared_ptr<const Buffer> value, Coding coding)
     : value_(std::move(value)), width_(value_bytes(coding)), digest_(wire::base_digest(value_->span())) {
-  invariant(coding != Coding::none, "a value whose differences are asked for has some that can be coded");
+  invariant(coding != Coding::none && value_->size() % width_ == 0, "differences are of values that can be coded");
 }
 
 std::shared_ptr<const Buffer> UpdateBase::difference_of(const Buffer& updated, BufferPool& pool) {

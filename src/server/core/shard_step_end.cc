@@ -31,9 +31,11 @@ bool names_base(const ChunkState& state) {
 
 /// The value as results bring it, before it is updated.
 UpdateBase base_of(StoredChunk& stored, const wire::Contribution& shape) {
-  const Coding coding = difference_of(wire::coding_of(shape.result_dtype()));
-  auto value = stored.array_as(0, shape.result_dtype());
-  return value && coding != Coding::none ? UpdateBase(std::move(value), coding) : UpdateBase();
+  const DType dtype = shape.result_dtype();
+  const Coding coding = dtype_is_floating(dtype) ? difference_of(wire::coding_of(dtype)) : Coding::none;
+  if (coding == Coding::none) return {};
+  auto value = stored.array_as(0, dtype);
+  return value ? UpdateBase(std::move(value), coding) : UpdateBase();
 }
 
 }  // namespace

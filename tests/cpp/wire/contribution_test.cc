@@ -95,6 +95,7 @@ TEST(Messages, DifferencesAreCodedAsWhatTheyAre) {
   EXPECT_EQ(coding(DType::bfloat16, true), Coding::difference16);
   EXPECT_EQ(coding(DType::float16, true), Coding::difference16);
   EXPECT_EQ(coding(DType::float64, true), Coding::none);
+  EXPECT_EQ(coding(DType::uint8, false), Coding::float32);
 }
 
 TEST(Messages, AboutStoredArraysRoundTrip) {
