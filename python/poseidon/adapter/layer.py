@@ -123,8 +123,13 @@ class SyncedLayer:
         if min(counts) > 0:
             self.settled_count = sum(counts) / len(counts)
         else:
-            self.facts = replace(self.facts, gives_factors=False)
+            self.give_no_factors()
         self.wish(settled=self.rules.settled_scheme(self.asked, counts, cluster))
+
+    def give_no_factors(self) -> None:
+        """Sends whole gradients from now on. It holds when the layer is next added to a client."""
+        self.facts = replace(self.facts, gives_factors=False)
+        self._ask()
 
     def compress_by(self, scheme: str, rank: int) -> None:
         """Asks for a lossy scheme, of this rank. It holds when the layer is next added to a client."""

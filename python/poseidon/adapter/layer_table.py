@@ -36,6 +36,13 @@ class LayerTable:
         for layer, counts in zip(self._layers, zip(*rows, strict=True), strict=True):
             layer.settle(counts, cluster)
 
+    def share_factors(self, control: Control) -> None:
+        """Collective: layers that have no factors on some rank have them on none, because all ranks plan alike."""
+        counts = control.sum([int(layer.factorable) for layer in self._layers])
+        for layer, count in zip(self._layers, counts, strict=True):
+            if count < control.world_size:
+                layer.give_no_factors()
+
     def connect(self, client: _core.Client, control: Control) -> None:
         """Adds all layers to `client`. Collective."""
         self._client, self._control, self._agreed = client, control, False

@@ -111,10 +111,9 @@ class GradientExchange:
             settings,
         )
         table = LayerTable(layers)
-        table.settle(control, here.client.cluster)
+        table.share_factors(control)
         table.connect(here.client, control)
-        for layer in layers:
-            layer.take_next_scheme(here.client)
+        table.agree()
         watch_steps(here, layers, "tensorflow")
         _make_equal([*variables, *state], control, in_graph=_reads_variables_later(gradients))
         own = frozenset(id(variables[index]) for index in used if gradients[index] is not None)

@@ -116,7 +116,13 @@ class Waiter {
   Job job_;
 };
 
-/// What both operations have in common.
+absl::Status other_job() {
+  return absl::FailedPreconditionError(
+      "this training step was compiled in a job that this process has left: compile the model again after "
+      "poseidon.init()");
+}
+
+/// What the operations that exchange have in common.
 class Exchange : public AsyncOpKernel {
  public:
   explicit Exchange(OpKernelConstruction* construction) : AsyncOpKernel(construction) {
@@ -127,11 +133,7 @@ class Exchange : public AsyncOpKernel {
 
   void ComputeAsync(OpKernelContext* context, Done done) override {
     const Job job = Waiter::get().job();
-    OP_REQUIRES_ASYNC(context, job.exchange != nullptr && job.number == job_number_,
-                      absl::FailedPreconditionError(
-                          "this training step was compiled in a job that this process has left: compile the model "
-                          "again after poseidon.init()"),
-                      done);
+    OP_REQUIRES_ASYNC(context, job.exchange != nullptr && job.number == job_number_, other_job(), done);
     char error[kErrorBytes];
     bool started = false;
     OP_REQUIRES_OK_ASYNC(context, start(context, *job.exchange, error, started), done);
@@ -153,7 +155,8 @@ class Exchange : public AsyncOpKernel {
   int job_number_ = 0;
 };
 
-/// The mean of a gradient over the workers, in the gradient's own memory if nobody else needs that.
+/// The mean of a gradient over the workers, in the gradient's own memory if nobody else needs that. The second input is
+/// the number of factors of which the gradient could have been made, and -1 if it is no product.
 class DenseExchange : public Exchange {
  public:
   explicit DenseExchange(OpKernelConstruction* construction) : Exchange(construction) {
@@ -169,9 +172,11 @@ class DenseExchange : public Exchange {
     TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output({0}, 0, shape, &mean));
     const std::size_t size_bytes = mean->TotalBytes();
     if (mean->data() != source) std::memcpy(mean->data(), source, size_bytes);
+    const std::int64_t count = context->input(1).scalar<std::int64_t>()();
+    const std::uint64_t factor_count = count < 0 ? POSEIDON_NOT_FACTORABLE : static_cast<std::uint64_t>(count);
     if (present_)
-      started = exchange.start(exchange.client, layer(), mean->data(), size_bytes, divisor(), POSEIDON_NOT_FACTORABLE,
-                               error, sizeof error) == 0;
+      started = exchange.start(exchange.client, layer(), mean->data(), size_bytes, divisor(), factor_count, error,
+                               sizeof error) == 0;
     else
       started = exchange.start_absent(exchange.client, layer(), mean->data(), size_bytes, divisor(), error,
                                       sizeof error) == 0;
@@ -201,6 +206,32 @@ class FactorExchange : public Exchange {
                                      divisor(), error, sizeof error) == 0;
     return absl::OkStatus();
   }
+};
+
+/// Whether the layer's exchange of this step takes factors, as all ranks have found at the end of the one before.
+class TakesFactors : public OpKernel {
+ public:
+  explicit TakesFactors(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("layer", &layer_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("job", &job_number_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Job job = Waiter::get().job();
+    OP_REQUIRES(context, job.exchange != nullptr && job.number == job_number_, other_job());
+    const auto layer = static_cast<std::uint32_t>(layer_);
+    OP_REQUIRES(context, job.exchange->done(job.exchange->client, layer) != 0,
+                absl::FailedPreconditionError(
+                    "a training step has come to a variable of which another one is exchanging the gradient: run the "
+                    "steps of a model one after the other"));
+    Tensor* takes = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &takes));
+    takes->scalar<bool>()() = job.exchange->takes_factors(job.exchange->client, layer) != 0;
+  }
+
+ private:
+  int layer_ = 0;
+  int job_number_ = 0;
 };
 
 /// What the operations of the check of the replicas have in common: where it counts the steps of a model.
@@ -275,6 +306,7 @@ REGISTER_OP("PoseidonLook")
 
 REGISTER_OP("PoseidonExchange")
     .Input("gradient: T")
+    .Input("count: int64")
     .Output("mean: T")
     .Attr("T: {float, double, half, bfloat16, int32, int64}")
     .Attr("layer: int")
@@ -283,6 +315,13 @@ REGISTER_OP("PoseidonExchange")
     .Attr("present: bool")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape);
+
+REGISTER_OP("PoseidonTakesFactors")
+    .Output("takes: bool")
+    .Attr("layer: int")
+    .Attr("job: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
 REGISTER_OP("PoseidonExchangeFactors")
     .Input("left: float")
@@ -302,6 +341,7 @@ REGISTER_OP("PoseidonExchangeFactors")
 
 REGISTER_KERNEL_BUILDER(Name("PoseidonDue").Device(tensorflow::DEVICE_CPU), Due);
 REGISTER_KERNEL_BUILDER(Name("PoseidonLook").Device(tensorflow::DEVICE_CPU), Look);
+REGISTER_KERNEL_BUILDER(Name("PoseidonTakesFactors").Device(tensorflow::DEVICE_CPU), TakesFactors);
 REGISTER_KERNEL_BUILDER(Name("PoseidonExchange").Device(tensorflow::DEVICE_CPU), DenseExchange);
 REGISTER_KERNEL_BUILDER(Name("PoseidonExchangeFactors").Device(tensorflow::DEVICE_CPU), FactorExchange);
 

@@ -14,6 +14,7 @@ from poseidon import _core
 from poseidon.adapter.plugins import PluginError, compiled
 
 OPERATION = "PoseidonExchange_needs_jit_compile_False"  # XLA's error shows this name
+NOT_FACTORABLE = -1  # as the number of factors of a gradient that is no product
 _SOURCE = Path(__file__).with_name("exchange_op.cc")
 
 
@@ -32,9 +33,27 @@ class Plugin:
             raise PluginError("the compiled operations know another version of Poseidon's C interface")
         self._client = client
 
-    def exchange(self, value: Any, layer: int, divisor: int, job: int, present: bool = True) -> Any:
-        """An operation that gives the layer's sum over all ranks, divided. Not `present`: without this rank's value."""
-        return self.ops.poseidon_exchange(value, layer=layer, divisor=divisor, job=job, present=present, name=OPERATION)
+    def exchange(
+        self, value: Any, layer: int, divisor: int, job: int, present: bool = True, count: Any = NOT_FACTORABLE
+    ) -> Any:
+        """An operation that gives the layer's sum over all ranks, divided. Not `present`: without this rank's value.
+
+        `count`: of how many factors this rank could have made the value, an int64 (K).
+        """
+        of = {"layer": layer, "divisor": divisor, "job": job, "present": present, "name": OPERATION}
+        with tf.device("CPU:0"):
+            return self.ops.poseidon_exchange(value, tf.convert_to_tensor(count, tf.int64), **of)
+
+    def exchange_factors(self, left: Any, right: Any, layer: int, divisor: int, job: int) -> Any:
+        """The same for the product transpose(left) x right. Only where `takes_factors` gives True."""
+        of = {"layer": layer, "divisor": divisor, "job": job, "name": OPERATION}
+        with tf.device("CPU:0"):
+            return self.ops.poseidon_exchange_factors(left, right, **of)
+
+    def takes_factors(self, layer: int, job: int) -> Any:
+        """An operation that gives whether the layer's exchange of this step takes factors, the same on all ranks."""
+        with tf.device("CPU:0"):
+            return self.ops.poseidon_takes_factors(layer=layer, job=job, name=OPERATION)
 
     def release(self) -> None:
         """Lets go of the client, after its shutdown. Operations that run from now on fail."""

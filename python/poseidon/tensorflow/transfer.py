@@ -14,7 +14,7 @@ from poseidon.adapter.membership import Membership
 from poseidon.adapter.native_look import NativeLook
 from poseidon.errors import ShutDown
 from poseidon.schemes import takes_factors
-from poseidon.tensorflow.plugin import OPERATION, plugin
+from poseidon.tensorflow.plugin import NOT_FACTORABLE, OPERATION, plugin
 from poseidon.tensorflow.steps import STEP, StepLayer
 from poseidon.tensorflow.variables import SyncedVariable, factors_of
 
@@ -83,9 +83,8 @@ class Transfer:
 
     def _operations(self, gradients: Sequence[Any], layers: Sequence[SyncedVariable]) -> list[Any]:
         """Operations of the plugin in the present graph, each of which runs as soon as its gradient exists."""
-        with tf.device("CPU:0"):
-            self._step()
-            return [self._in_turn(gradient, layer) for gradient, layer in zip(gradients, layers, strict=True)]
+        self._step()
+        return [self._in_turn(gradient, layer) for gradient, layer in zip(gradients, layers, strict=True)]
 
     def _in_turn(self, gradient: Any, layer: SyncedVariable) -> Any:
         """The operation of a gradient, after that of the same layer before it in the graph, on all ranks alike."""
@@ -102,16 +101,49 @@ class Transfer:
             turn.append(told)
 
     def _operation(self, gradient: Any, layer: SyncedVariable) -> Any:
-        assert self._plugin is not None
-        present = self._is_present(layer)
-        factors = factors_of(gradient) if takes_factors(layer.next_scheme) and present else None
+        factors = factors_of(gradient) if layer.counts_factors and self._is_present(layer) else None
         if factors is None:
-            mean = self._plugin.exchange(gradient, layer.layer, self._divisor, self._job, present)
+            mean = self._of_value(gradient, layer)
+        elif layer.scheme == "auto":
+            mean = self._as_agreed(gradient, factors, layer)
+        elif takes_factors(layer.scheme):
+            mean = self._of_factors(factors, layer)
         else:
-            of = {"layer": layer.layer, "divisor": self._divisor, "job": self._job, "name": OPERATION}
-            mean = self._plugin.ops.poseidon_exchange_factors(*factors, **of)
-        _run_independently(mean.op)
+            mean = self._of_value(gradient, layer, _count(factors))
         return tf.ensure_shape(mean, layer.shape)
+
+    def _as_agreed(self, gradient: Any, factors: tuple[Any, Any], layer: SyncedVariable) -> Any:
+        """By factors in steps for which all ranks have found that these are less, and otherwise by the gradient.
+
+        Each step's exchange tells the client how many factors all ranks had, and so decides on the next one's.
+        """
+        assert self._plugin is not None
+        product = gradient if gradient.consumers() else None  # it is computed in any case
+
+        def of_value() -> Any:
+            value = tf.matmul(*factors, transpose_a=True) if product is None else product
+            return self._of_value(value, layer, _count(factors))
+
+        # Not before the gradient could be exchanged: by then the layer's exchange of the step before has ended.
+        with tf.control_dependencies(factors):
+            takes = self._plugin.takes_factors(layer.layer, self._job)
+        _run_independently(takes.op)
+        with tf.device(gradient.device or None):
+            mean = tf.cond(takes, lambda: self._of_factors(factors, layer), of_value)
+        _run_independently(mean.op if mean.op.type == "If" else mean.op.inputs[0].op)
+        return mean
+
+    def _of_factors(self, factors: tuple[Any, Any], layer: SyncedVariable) -> Any:
+        assert self._plugin is not None
+        mean = self._plugin.exchange_factors(*factors, layer.layer, self._divisor, self._job)
+        _run_independently(mean.op)
+        return mean
+
+    def _of_value(self, value: Any, layer: SyncedVariable, count: Any = NOT_FACTORABLE) -> Any:
+        assert self._plugin is not None
+        mean = self._plugin.exchange(value, layer.layer, self._divisor, self._job, self._is_present(layer), count)
+        _run_independently(mean.op)
+        return mean
 
     def _after_backward(self, gradients: Sequence[Any], layers: Sequence[SyncedVariable]) -> list[Any]:
         """The same without the plugin: in one call of Python, when all gradients exist."""
@@ -140,6 +172,11 @@ def _turn_of(layer: int) -> Iterator[list[Any]]:
     earlier = tf.compat.v1.get_default_graph().get_collection_ref(f"{OPERATION} {layer}")
     with tf.control_dependencies(earlier[-1:]):
         yield earlier
+
+
+def _count(factors: tuple[Any, Any]) -> Any:
+    """Of how many factors a gradient is made, as a tensor, because the batches may have several sizes."""
+    return tf.shape(factors[0], tf.int64)[0]
 
 
 def _run_independently(operation: Any) -> None:

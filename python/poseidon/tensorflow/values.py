@@ -110,8 +110,7 @@ def _operation(here: Membership, vector: Any, layer: int, divisor: int) -> Any:
         )
     assert here.client is not None
     loaded.use(here.client, job_number())
-    with tf.device("CPU:0"):
-        return loaded.exchange(vector, layer, divisor, job_number())
+    return loaded.exchange(vector, layer, divisor, job_number())
 
 
 def _by_python(here: Membership, layer: int, divisor: int) -> Callable[[Any], Any]:

@@ -14,6 +14,7 @@ from poseidon.adapter.wishes import Wishes
 from poseidon.errors import InvalidArgument
 from poseidon.options import BY_NAME, Settings
 from poseidon.schemes import SCHEME_CHOICES
+from poseidon.tensorflow.plugin import plugin
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -39,6 +40,11 @@ class SyncedVariable(SyncedLayer):
         if factors is not None:
             self.count_forward_rows(factors[0].shape[0] or 0)
 
+    @property
+    def counts_factors(self) -> bool:
+        """Whether its exchanges tell how many factors their gradients have, which is then known for the next ones."""
+        return self.factorable and not self.terms.grouped
+
 
 def name_of(variable: Any) -> str:
     """A variable's name, as Keras has it: with the layers that it lies in."""
@@ -48,9 +54,9 @@ def name_of(variable: Any) -> str:
 def factors_of(gradient: Any) -> tuple[Any, Any] | None:
     """The matrices of which a gradient is the product transpose(left) x right, as that of a `Dense` kernel is.
 
-    None for any other gradient, and outside of a graph.
+    None for any other gradient, outside of a graph, and without a compiler (plugin.py).
     """
-    if not tf.is_symbolic_tensor(gradient) or gradient.dtype != tf.float32:
+    if not tf.is_symbolic_tensor(gradient) or gradient.dtype != tf.float32 or plugin() is None:
         return None
     operation = gradient.op
     if operation.type != "MatMul" or not operation.get_attr("transpose_a") or operation.get_attr("transpose_b"):
@@ -88,7 +94,6 @@ def collect_variables(
             topk_fraction=settings.topk_fraction,
             powersgd_rank=settings.powersgd_rank,
             error_feedback=settings.error_feedback == "on",
-            settles=True,
         )
         layers.append(SyncedVariable(name, variable, wishes, rules, factors_of(gradient)))
     schemes.check_used()
