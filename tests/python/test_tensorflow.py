@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,13 +12,12 @@ import pytest
 import workers
 from page_programs import ROOT, first_program, output_on_two
 from poseidon.adapter.run_record import load_run
-from poseidon.launch import free_port
 from poseidon.planner import read_run, what_if
+from tensorflow_jobs import TIMEOUT_S, answers
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 pytest.importorskip("tensorflow")
 
-CASES = workers.__file__.replace("workers.py", "tensorflow_cases.py")
 TOGETHER = (
     "fits",
     "optimizers",
@@ -42,29 +37,6 @@ TOGETHER = (
     "refusals",
 )
 REPLICAS = workers.__file__.replace("workers.py", "tensorflow_replicas.py")
-TIMEOUT_S = 170
-
-
-def answers(world_size: int, *cases: str, script: str = CASES, **environment: str) -> list[dict[str, Any]]:
-    """Each rank's answers to these cases."""
-    port, second = free_port(), free_port()
-    common = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "-1", "SECOND_PORT": str(second)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, script, *cases],
-            env={**common, **workers.job_variables(rank, world_size, port), **environment},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    try:
-        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * world_size
-    return [json.loads(output.splitlines()[-1]) for output in outputs]
 
 
 def test_steps_of_fit_are_recorded(tmp_path: Path) -> None:
@@ -191,8 +163,9 @@ def test_a_compiled_step_holds_no_address_of_this_process() -> None:
     assert set(first["looks_in_program"]) == {1}
 
 
-def test_xla_is_refused_by_name() -> None:
-    for answer in answers(2, "compiled_by_xla"):
+@pytest.mark.parametrize("small_bytes", ["65536", "0"])
+def test_xla_is_refused_by_name(small_bytes: str) -> None:
+    for answer in answers(2, "compiled_by_xla", POSEIDON_SMALL_BYTES=small_bytes):
         assert "jit_compile" in answer["compiled_by_xla"]
 
 
