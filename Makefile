@@ -57,10 +57,11 @@ format: $(STAMP)
 	$(BIN)/ruff format python tests bench examples tools
 	$(BIN)/ruff check --fix-only python tests bench examples tools
 
-# Kernels against memory copy, TCP flows against blocking sockets. On a quiet machine.
+# The coder and kernels against memory copy, TCP flows against blocking sockets. On a quiet machine.
 core-bench: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S . -B build/bench -G Ninja -DPOSEIDON_PYTHON=OFF -DPOSEIDON_BENCH=ON >/dev/null
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/bench
+	build/bench/coder_bench
 	build/bench/kernel_bench
 	build/bench/shard_bench
 	build/bench/transport_bench 1 1024 7
