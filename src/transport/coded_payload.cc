@@ -51,6 +51,18 @@ std::span<const std::byte> CodedPayload::next(std::span<std::byte> out) {
   return out.first(kSegmentHeadBytes + size_bytes);
 }
 
+std::span<const std::byte> code_payload(Coding coding, std::span<const std::byte> values, std::span<std::byte> out) {
+  invariant(out.size() >= coded_room_bytes(values.size()), "a coded payload has room");
+  CodedPayload payload(coding, {values});
+  std::size_t used_bytes = 0;
+  while (!payload.empty()) {
+    used_bytes += payload.next(out.subspan(used_bytes)).size();
+    const std::size_t plain_bytes = values.size() - payload.left_bytes();
+    if (plain_bytes <= 2 * kSegmentBytes && !is_worth_decoding(used_bytes, plain_bytes)) return {};
+  }
+  return out.first(used_bytes);
+}
+
 Result<std::optional<std::size_t>> segment_bytes(std::span<const std::byte> received, std::size_t plain_bytes) {
   if (received.size() < kSegmentHeadBytes) return std::optional<std::size_t>();
   std::uint32_t size_bytes = 0;

@@ -46,6 +46,20 @@ class CodedPayload {
   std::vector<std::byte> together_;  // a segment whose values lie in several pieces
 };
 
+/// Whether values that have so many bytes coded are worth the time to decode them.
+constexpr bool is_worth_decoding(std::size_t coded_bytes, std::size_t plain_bytes) {
+  return coded_bytes <= plain_bytes - plain_bytes / 32;
+}
+
+/// The memory in which a payload is coded.
+constexpr std::size_t coded_room_bytes(std::size_t plain_bytes) {
+  return (plain_bytes + kSegmentBytes - 1) / kSegmentBytes * kSegmentRoomBytes;
+}
+
+/// Codes all of a payload to `out`, which has coded_room_bytes. Returns what travels; nothing if its first segments
+/// show that it is not worth it.
+std::span<const std::byte> code_payload(Coding coding, std::span<const std::byte> values, std::span<std::byte> out);
+
 /// How many bytes the segment at the front of `received` has on the wire, its head included; nothing while its head is
 /// not there. ErrorCode::mismatch: none, or more than a segment of `plain_bytes` of values can have.
 Result<std::optional<std::size_t>> segment_bytes(std::span<const std::byte> received, std::size_t plain_bytes);

@@ -8,8 +8,10 @@ namespace poseidon {
 
 Status check_send(const Status& send_error, bool open, const std::string& peer_name, wire::Header& header,
                   std::span<const std::span<const std::byte>> payload) {
-  header.payload_bytes = 0;
-  for (const auto& piece : payload) header.payload_bytes += piece.size();
+  if (header.coding == Coding::none) {
+    header.payload_bytes = 0;
+    for (const auto& piece : payload) header.payload_bytes += piece.size();
+  }
   if (!send_error.ok()) return send_error;
   if (!open) return {ErrorCode::shut_down, "connection to " + peer_name + " is closed"};
   if (header.payload_bytes > wire::kMaxPayloadBytes) {

@@ -88,6 +88,9 @@ class Flow {
   /// Sends one message: `header` (payload_bytes is filled in) and the pieces of its payload, one after the other,
   /// directly from the caller's memory. `done` runs once, on the loop, when that memory is free again. Its status is ok
   /// if the transport has taken the bytes, and the flow's error otherwise.
+  ///
+  /// With a coding in the header the payload is coded already (code_payload), and payload_bytes are those of its
+  /// values. Only for a flow that codes.
   virtual void send(wire::Header header, Pieces payload, Done done) = 0;
 
   /// Sends what is queued, for at most `linger`, and closes the flow. The receiver gets on_closed(ok), and no further

@@ -13,14 +13,11 @@ UpdateBase::UpdateBase(std::shared_ptr<const Buffer> value, Coding coding)
   invariant(coding != Coding::none && value_->size() % width_ == 0, "differences are of values that can be coded");
 }
 
-std::shared_ptr<const Buffer> UpdateBase::difference_of(const Buffer& updated, BufferPool& pool) {
-  if (difference_) return difference_;
+std::shared_ptr<const Buffer> UpdateBase::difference_to(const Buffer& updated, BufferPool& pool) const {
   invariant(value_ != nullptr && updated.size() == value_->size(), "an update keeps the size of its value");
   auto difference = pool.take_shared(updated.size());
   kernel::difference(updated.data(), value_->data(), difference->data(), updated.size() / width_, width_);
-  value_.reset();
-  difference_ = std::move(difference);
-  return difference_;
+  return difference;
 }
 
 }  // namespace poseidon

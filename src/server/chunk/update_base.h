@@ -24,14 +24,13 @@ class UpdateBase {
   /// Whether `digest` is that of the value. 0 never is.
   bool is(std::uint64_t digest) const { return digest != 0 && digest == digest_; }
 
-  /// Returns how `updated` differs (kernel::difference), in memory of the pool. It is made once, for one `updated`.
-  std::shared_ptr<const Buffer> difference_of(const Buffer& updated, BufferPool& pool);
+  /// Returns how `updated` differs (kernel::difference), in memory of the pool.
+  std::shared_ptr<const Buffer> difference_to(const Buffer& updated, BufferPool& pool) const;
 
  private:
   std::shared_ptr<const Buffer> value_;
   std::size_t width_ = 0;
   std::uint64_t digest_ = 0;
-  std::shared_ptr<const Buffer> difference_;  // null until somebody asks
 };
 
 }  // namespace poseidon

@@ -158,6 +158,13 @@ class Shard : private Pinned {
   /// `sum`: empty if no part is present.
   void finish(Entry& entry, Result<Buffer> sum);
   std::size_t update_bytes(const wire::Contribution& shape) const;
+  /// Who gets an answer of a step that has ended, and what it contributed.
+  struct StepAnswer {
+    Requester* to;
+    wire::Contribution push;
+  };
+  void send(const std::vector<StepAnswer>& answers, wire::Header header,
+            const Result<std::shared_ptr<const Buffer>>& payload, UpdateBase& base);
   Result<std::shared_ptr<const Buffer>> store(Entry& entry, Buffer sum, const wire::Contribution& shape,
                                               UpdateBase& base);
   Status keep(StoredChunk& stored, const wire::Assign& request, std::span<const std::byte> payload);

@@ -5,17 +5,13 @@
 #include <vector>
 
 #include "base/invariant.h"
+#include "server/chunk/outgoing_result.h"
 #include "server/chunk/update_base.h"
 #include "server/core/shard.h"
 
 namespace poseidon {
 
 namespace {
-
-struct Answer {
-  Requester* to;
-  wire::Contribution push;
-};
 
 /// The header of a result whose payload is the difference from the contribution's base.
 wire::Header as_difference(const wire::Header& header) {
@@ -59,26 +55,45 @@ void Shard::finish(Entry& entry, Result<Buffer> sum) {
     payload = std::shared_ptr<const Buffer>(pool_->share(std::move(sum.value())));
   else if (pace_->traits.drops_late_ranks && shape.stored)
     payload = entry.value(shape);  // other chunks of the layer may have been updated
-  std::vector<Answer> answers;
+  std::vector<StepAnswer> answers;
   for (const auto& part : entry.state.parts()) answers.push_back({part->from, part->push});
   entry.pace->step_ended(entry, header, payload);
   entry.state.reset();
-  for (const auto& [to, push] : answers) {
-    if (to == nullptr) continue;  // the requester has left while other threads were adding
-    header.rank = push.rank;
-    header.priority = push.priority;
-    if (!payload.ok())
-      to->refuse(header, payload.status());
-    else if (push.wants_result && base.is(push.base) && to->codes(payload.value()->size()))
-      to->send(as_difference(header), base.difference_of(*payload.value(), *pool_));
-    else
-      to->send(header, push.wants_result ? payload.value() : nullptr);
-  }
+  send(answers, header, payload, base);
   if (checkpoint_ && payload.ok() && shape.stored) {
     const Rule* known = rule_of(shape);
     checkpoint_->stepped(shape, stored_of(entry), known == nullptr ? nullptr : &known->rule);
   }
   if (shape.transient) forget(key_of(shape));
+}
+
+/// Answers those who have contributed.
+void Shard::send(const std::vector<StepAnswer>& answers, wire::Header header,
+                 const Result<std::shared_ptr<const Buffer>>& payload, UpdateBase& base) {
+  const bool brings = payload.ok() && payload.value() != nullptr;
+  std::vector<bool> differs;
+  for (const auto& [to, push] : answers)
+    differs.push_back(brings && to != nullptr && push.wants_result && base.is(push.base) &&
+                      to->codes(payload.value()->size()));
+  const auto differing = static_cast<std::size_t>(std::ranges::count(differs, true));
+  CodingChoice* const choice = threads_.loop == nullptr ? nullptr : &threads_.loop->coding_choice();
+  OutgoingResult whole(brings ? payload.value() : nullptr, answers.size() - differing, *pool_, choice);
+  OutgoingResult difference(differing > 0 ? base.difference_to(*payload.value(), *pool_) : nullptr, differing, *pool_,
+                            choice);
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    const auto& [to, push] = answers[i];
+    if (to == nullptr) continue;  // the requester has left while other threads were adding
+    header.rank = push.rank;
+    header.priority = push.priority;
+    if (!payload.ok())
+      to->refuse(header, payload.status());
+    else if (!brings || !push.wants_result)
+      to->send(header, nullptr);
+    else if (differs[i])
+      difference.send(*to, as_difference(header));
+    else
+      whole.send(*to, header);
+  }
 }
 
 /// Updates the chunk's value with the step's sum. The value is the answer, in the type that the pushes ask for.

@@ -64,6 +64,7 @@ void InprocFlow::set_receiver(Receiver* receiver) {
 
 void InprocFlow::send(wire::Header header, Pieces payload, Done done) {
   loop_.check_thread();
+  invariant(header.coding == Coding::none, "only a flow that codes takes what is coded");
   const Status refusal = check_send(end_status_, !closed_, peer_name_, header, payload);
   std::erase_if(payload, [](const auto& piece) { return piece.empty(); });
   if (!refusal.ok()) {

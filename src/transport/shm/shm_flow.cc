@@ -42,6 +42,7 @@ void ShmFlow::set_receiver(Receiver* receiver) {
 
 void ShmFlow::send(wire::Header header, Pieces payload, Done done) {
   loop_.check_thread();
+  invariant(header.coding == Coding::none, "only a flow that codes takes what is coded");
   if (!end_.may_send(end_.send_error(), state_ == State::open, header, payload, done)) return post_finished();
   const bool idle = queue_.empty();
   queue_.push(header, std::move(payload), std::move(done));

@@ -9,8 +9,6 @@ namespace poseidon::tcp {
 
 namespace {
 constexpr std::size_t kStagedSegments = 2;
-// A segment that saves less than a part in so many is not worth the time to decode it.
-constexpr std::size_t kLeastSaving = 32;
 }  // namespace
 
 std::span<const std::byte> SendQueue::piece_of(const Entry& entry, std::size_t index) const {
@@ -18,13 +16,17 @@ std::span<const std::byte> SendQueue::piece_of(const Entry& entry, std::size_t i
   return entry.coded ? staged_ : entry.payload[index - 1];
 }
 
-void SendQueue::push(const wire::Header& header, Pieces payload, Done done) {
+void SendQueue::push(const wire::Header& header, Pieces payload, Done done, bool is_coded) {
   one_thread_.check();
   std::erase_if(payload, [](const auto& piece) { return piece.empty(); });
   Entry entry;
   wire::encode(header, entry.header);
-  if (header.coding != Coding::none)
+  if (is_coded) {
+    entry.saved_bytes = header.payload_bytes;
+    for (const auto& piece : payload) entry.saved_bytes -= piece.size();
+  } else if (header.coding != Coding::none) {
     entry.coded = std::make_unique<Coded>(header, CodedPayload(header.coding, payload));
+  }
   entry.payload = std::move(payload);
   entry.done = std::move(done);
   waiting_.push(header.priority, std::move(entry));
@@ -34,11 +36,12 @@ void SendQueue::push(const wire::Header& header, Pieces payload, Done done) {
 void SendQueue::begin_coded() {
   current_ = waiting_.pop();
   const std::size_t plain_bytes = stage();
-  if (staged_.size() <= plain_bytes - plain_bytes / kLeastSaving) return;
+  if (is_worth_decoding(staged_.size(), plain_bytes)) return;
   wire::Header header = current_->coded->header;
   header.coding = Coding::none;
   wire::encode(header, current_->header);
   current_->coded.reset();
+  current_->saved_bytes = 0;
   staged_ = {};
 }
 
@@ -54,8 +57,8 @@ std::size_t SendQueue::stage() {
   const std::size_t plain_bytes = before - payload.left_bytes();
   choice_.on_coded(plain_bytes, now_ns() - begun_ns);
   staged_ = std::span(stage_memory_).first(used_bytes);
-  current_->coded->saved_bytes += plain_bytes;
-  current_->coded->saved_bytes -= used_bytes;
+  current_->saved_bytes += plain_bytes;
+  current_->saved_bytes -= used_bytes;
   return plain_bytes;
 }
 
@@ -103,7 +106,7 @@ void SendQueue::advance(std::size_t count, std::vector<Done>& finished) {
     if (++piece_ < piece_count_of(*current_)) continue;
     piece_ = 0;
     staged_ = {};
-    if (current_->coded) saved_bytes_ += current_->coded->saved_bytes;
+    saved_bytes_ += current_->saved_bytes;
     finished.push_back(std::move(current_->done));
     current_.reset();
   }

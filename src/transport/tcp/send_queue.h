@@ -32,7 +32,8 @@ class SendQueue {
   /// `choice` gets to know how long coding takes.
   explicit SendQueue(CodingChoice& choice) : choice_(choice) {}
 
-  void push(const wire::Header& header, Pieces payload, Done done);
+  /// `is_coded`: the payload is coded already.
+  void push(const wire::Header& header, Pieces payload, Done done, bool is_coded = false);
   bool empty() const { return !one_thread_.checked(current_) && waiting_.empty(); }
 
   /// Describes the next bytes, of several messages if they fit, at most `limit_bytes` in all. Returns how many elements
@@ -53,13 +54,13 @@ class SendQueue {
   struct Coded {
     wire::Header header;
     CodedPayload payload;
-    std::uint64_t saved_bytes = 0;  // so far
   };
   struct Entry {
     std::array<std::byte, wire::kHeaderBytes> header{};
     Pieces payload;  // no empty pieces
     Done done;
-    std::unique_ptr<Coded> coded;
+    std::unique_ptr<Coded> coded;   // what is coded while it is sent
+    std::uint64_t saved_bytes = 0;  // so far
   };
 
   std::span<const std::byte> piece_of(const Entry& entry, std::size_t index) const;

@@ -89,9 +89,10 @@ void TcpFlow::set_receiver(Receiver* receiver) {
 void TcpFlow::send(wire::Header header, Pieces payload, Done done) {
   loop_.check_thread();
   if (!end_.may_send(end_.send_error(), state_ == State::open, header, payload, done)) return post_finished();
+  const bool is_coded = header.coding != Coding::none;
   if (coding_ != CodingPolicy::off) choose_coding(header);
   const bool idle = !has_unsent();
-  queue_.push(header, std::move(payload), std::move(done));
+  queue_.push(header, std::move(payload), std::move(done), is_coded);
   watch_acknowledgements();
   if (!idle || held()) return;  // the rest is sent on EPOLLOUT, or when a timer ends
   flush();
@@ -102,7 +103,7 @@ void TcpFlow::send(wire::Header header, Pieces payload, Done done) {
 void TcpFlow::choose_coding(wire::Header& header) {
   const bool chooses = coding_ == CodingPolicy::automatic;
   header.prefers_plain = chooses && !loop_.coding_choice().pays();
-  if (chooses && header.payload_bytes < kLeastCodedBytes) return;
+  if (header.coding != Coding::none || (chooses && header.payload_bytes < kLeastCodedBytes)) return;
   const Coding coding = wire::coding_of(header);
   if (codes(header.payload_bytes))
     header.coding = coding;

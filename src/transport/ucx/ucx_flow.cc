@@ -112,6 +112,7 @@ void UcxFlow::set_receiver(Receiver* receiver) {
 
 void UcxFlow::send(wire::Header header, Pieces payload, Done done) {
   loop_.check_thread();
+  invariant(header.coding == Coding::none, "only a flow that codes takes what is coded");
   if (!end_.may_send(send_error(), state_ == State::open, header, payload, done)) {
     update_keep_alive();
     return settle_soon();

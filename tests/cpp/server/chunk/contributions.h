@@ -110,7 +110,10 @@ class RecordingRequester final : public Requester {
     refused.push_back(about);
   }
 
+  bool codes(std::size_t /*payload_bytes*/) const override { return coding; }
+
   bool keep = false;
+  bool coding = false;  // says that payloads travel coded
   std::vector<Sent> sent;
   std::vector<Status> refusals;
   std::vector<wire::Envelope> refused;
