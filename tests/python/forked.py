@@ -14,7 +14,10 @@ FORK.set_forkserver_preload(
         "torch",
         "torch._dynamo",
         "torch.optim.lr_scheduler",
+        "torch.testing",
         "numpy",
+        "pytest",
+        "hypothesis",
         "sklearn.datasets",
         "poseidon.torch",
         "poseidon._core",
@@ -25,31 +28,34 @@ FORK.set_forkserver_preload(
 def run_script(command: list[str], environments: list[dict[str, str]], folder: Path, timeout_s: float) -> list[str]:
     """What `python COMMAND` prints with each of these environments, all at once; one thread each.
 
-    AssertionError with all of it if one fails or takes longer. `folder` is for the output.
+    AssertionError with that and what it says of errors if one fails or takes longer. `folder` is for the output.
     """
     files = [folder / f"output-{number}" for number in range(len(environments))]
     processes = [
-        FORK.Process(target=_run_script, args=(command, environment, file), daemon=True)
+        FORK.Process(target=_run_script, args=(command, environment, file))  # which may start some of its own
         for environment, file in zip(environments, files, strict=True)
     ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout_s)
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-        process.join()
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(timeout_s)
+        codes = [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    said = [file.with_suffix(".errors").read_text() if file.exists() else "" for file in files]
     outputs = [file.read_text() if file.exists() else "" for file in files]
-    assert codes == [0] * len(codes), f"{command} ended with {codes}:\n" + "\n".join(outputs)
+    assert codes == [0] * len(codes), f"{command} ended with {codes}:\n" + "\n".join(outputs + said)
     return outputs
 
 
 def _run_script(command: list[str], environment: dict[str, str], output: Path) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    with output.open("wb") as file:
-        for stream in (sys.stdout, sys.stderr):
+    for path, stream in ((output.with_suffix(".errors"), sys.stderr), (output, sys.stdout)):
+        with path.open("wb") as file:
             os.dup2(file.fileno(), stream.fileno())
     import torch
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 
 import pytest
+
+from forked import run_script
 
 pytest.importorskip("poseidon._core")
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -27,30 +28,15 @@ TINY = [
     "16",
 ]
 
-JUDGE = """
-import accuracy
 
-def curves(choice, *finals):
-    return [accuracy.Curve("cnn", choice, seed, [(8, 0.5, 1.0, final)]) for seed, final in enumerate(finals)]
-
-exact = curves("fp32", 0.80, 0.81, 0.83)
-print(accuracy.verdicts(exact + curves("int8", 0.79, 0.80, 0.80)))
-print(accuracy.verdicts(exact + curves("int8", 0.77, 0.78, 0.79)))
-print(accuracy.verdicts(exact + curves("int8", 0.85, 0.85, 0.85)))
-print(accuracy.verdicts(curves("fp32", 0.80) + curves("int8", 0.10)))
-"""
-
-
-def run(*arguments: str) -> str:
-    command = [sys.executable, str(BENCH / "accuracy.py"), *arguments]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert answer.returncode == 0, answer.stderr
-    return answer.stdout
+def run(folder: Path, *arguments: str) -> str:
+    (output,) = run_script([str(BENCH / "accuracy.py"), *arguments], [dict(os.environ)], folder, timeout_s=120)
+    return output
 
 
 def test_losses_fall_under_every_choice(tmp_path: Path) -> None:
     picture = tmp_path / "curves.svg"
-    document = json.loads(run(*TINY, "--json", "--plot", str(picture)))
+    document = json.loads(run(tmp_path, *TINY, "--json", "--plot", str(picture)))
     assert [(curve["choice"], curve["seed"]) for curve in document["curves"]] == [
         ("fp32", 0),
         ("bf16", 0),
@@ -71,8 +57,8 @@ def test_losses_fall_under_every_choice(tmp_path: Path) -> None:
     assert picture.read_text().count("<polyline") == 2 * 4
 
 
-def test_the_table_has_a_line_for_each_choice() -> None:
-    lines = run(*TINY).splitlines()
+def test_the_table_has_a_line_for_each_choice(tmp_path: Path) -> None:
+    lines = run(tmp_path, *TINY).splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     heads = ["task", "choice", "steps", "final loss", "final accuracy %", "against fp32", "spread", "seconds"]
     assert cells[0] == heads
@@ -81,15 +67,20 @@ def test_the_table_has_a_line_for_each_choice() -> None:
     assert all(40 < float(row[4]) < 100 and float(row[7]) > 0 for row in cells[2:])
 
 
-def test_int8_is_judged_by_the_spread_of_the_seeds() -> None:
-    answer = subprocess.run(
-        [sys.executable, "-c", JUDGE], capture_output=True, text=True, timeout=60, check=False, cwd=BENCH
-    )
-    assert answer.stdout.splitlines() == ["{'cnn': True}", "{'cnn': False}", "{'cnn': False}", "{}"], answer.stderr
+def test_int8_is_judged_by_the_spread_of_the_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCH))
+    import accuracy
+
+    def curves(choice: str, *finals: float) -> list[accuracy.Curve]:
+        return [accuracy.Curve("cnn", choice, seed, [(8, 0.5, 1.0, final)]) for seed, final in enumerate(finals)]
+
+    exact = curves("fp32", 0.80, 0.81, 0.83)
+    assert accuracy.verdicts(exact + curves("int8", 0.79, 0.80, 0.80)) == {"cnn": True}
+    assert accuracy.verdicts(exact + curves("int8", 0.77, 0.78, 0.79)) == {"cnn": False}
+    assert accuracy.verdicts(exact + curves("int8", 0.85, 0.85, 0.85)) == {"cnn": False}
+    assert accuracy.verdicts(curves("fp32", 0.80) + curves("int8", 0.10)) == {}
 
 
-def test_segments_end_where_local_sgd_averages() -> None:
-    command = [sys.executable, str(BENCH / "accuracy.py"), "--segment", "12"]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert answer.returncode == 2
-    assert "multiple of 8" in answer.stderr
+def test_segments_end_where_local_sgd_averages(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"ended with \[2\]:[\s\S]*multiple of 8"):
+        run(tmp_path, "--segment", "12")

@@ -14,9 +14,11 @@ import torch
 from torch import nn
 
 import poseidon.torch as poseidon
+from forked import run_script
 from poseidon.errors import InvalidArgument
 from poseidon.launch import free_port
 from waiting import IN_PROGRAMS
+from workers import job_variables
 
 POSEIDON = [sys.executable, "-m", "poseidon"]
 DROP_IN = "poseidon.torch.drop_in"
@@ -136,8 +138,10 @@ def states(folder: Path) -> list[dict[str, torch.Tensor]]:
 def torchs(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """What the program comes to with torch's class."""
     folder = tmp_path_factory.mktemp("torchs")
-    done = run(*POSEIDON, "run", "-n", "2", str(programs / "train.py"), str(folder))
-    assert "rank 0 of 2 has used torch.nn.parallel.distributed []" in done.stdout
+    port = free_port()
+    environments = [{**os.environ, **job_variables(rank, 2, port)} for rank in range(2)]
+    said = run_script([str(programs / "train.py"), str(folder)], environments, folder, timeout_s=120)
+    assert "rank 0 of 2 has used torch.nn.parallel.distributed []" in said[0]
     return states(folder)[0]
 
 
