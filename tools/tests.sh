@@ -2,13 +2,14 @@
 # Runs all tests and fails if any fails. Usage: tests.sh [PYTEST_OPTION…]
 #
 # Many tests judge times. The Python ones of them run one after the other, and much of that time they wait. Meanwhile, at
-# lower priorities, those Python tests run that judge none, and the C++ tests are compiled, which then run at once: most
-# of them wait in virtual time. What others have written, tests/torch_ddp and tests/frameworks, has a command of its own,
-# make test-frameworks.
+# lower priorities, those Python tests run that judge none, in two lanes, and the C++ tests are compiled, which then run
+# at once: most of them wait in virtual time. What others have written, tests/torch_ddp and tests/frameworks, has a
+# command of its own, make test-frameworks.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 
-# Files whose tests judge no times and need no network of their own. Together they take about as long as the others.
+# Files whose tests judge no times and need no network of their own. They take turns in going to one lane or the other,
+# and this order makes both about as long.
 judge_no_times=(
   tests/python/test_bare_systems.py
   tests/python/test_bench_{accuracy,bound,paper,planner}.py
@@ -19,6 +20,7 @@ judge_no_times=(
   tests/python/test_examples.py
   tests/python/test_local_sgd*.py
   tests/python/test_plan_{agrees,script}.py
+  tests/python/test_feature_pairs.py
   tests/python/test_planner*.py
   tests/python/test_process_limits.py
   tests/python/test_torch_{buffers,class,drop_in,error_feedback,linear_forward,lossy,memory,powersgd_hook}.py
@@ -41,21 +43,26 @@ run_cpp() {
   tools/cpp_tests.sh
 }
 
+# Every second file, from that of the lane's number on.
 run_beside() {
+  local lane=$1 files=()
+  shift
   renice -n 10 -p "$BASHPID" >/dev/null
-  run_pytest -o cache_dir=.pytest_cache/judge_no_times "$@" "${judge_no_times[@]}"
+  for ((i = lane; i < ${#judge_no_times[@]}; i += 2)); do files+=("${judge_no_times[i]}"); done
+  run_pytest -o cache_dir=".pytest_cache/judge_no_times_$lane" "$@" "${files[@]}"
 }
 
 outputs=$(mktemp -d)
 run_cpp >"$outputs/cpp" 2>&1 &
-cpp=$!
-run_beside "$@" >"$outputs/beside" 2>&1 &
-beside=$!
-trap 'kill "$cpp" "$beside" 2>/dev/null; rm -rf "$outputs"' EXIT
+others=($!)
+for lane in 0 1; do
+  run_beside "$lane" "$@" >"$outputs/lane_$lane" 2>&1 &
+  others+=($!)
+done
+trap 'kill "${others[@]}" 2>/dev/null; rm -rf "$outputs"' EXIT
 
 failed=0
 run_pytest "$@" tests/python tests/integration "${judge_no_times[@]/#/--ignore=}" || failed=1
-wait "$cpp" || failed=1
-wait "$beside" || failed=1
-cat "$outputs/cpp" "$outputs/beside"
+for other in "${others[@]}"; do wait "$other" || failed=1; done
+cat "$outputs"/*
 exit "$failed"
