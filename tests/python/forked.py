@@ -28,7 +28,7 @@ FORK.set_forkserver_preload(
 def run_script(command: list[str], environments: list[dict[str, str]], folder: Path, timeout_s: float) -> list[str]:
     """What `python COMMAND` prints with each of these environments, all at once; one thread each.
 
-    AssertionError with that and what it says of errors if one fails or takes longer. `folder` is for the output.
+    AssertionError with all of it if one fails or takes longer. `folder` is for the output.
     """
     files = [folder / f"output-{number}" for number in range(len(environments))]
     processes = [
@@ -45,17 +45,16 @@ def run_script(command: list[str], environments: list[dict[str, str]], folder: P
         for process in processes:
             process.kill()
             process.join()
-    said = [file.with_suffix(".errors").read_text() if file.exists() else "" for file in files]
     outputs = [file.read_text() if file.exists() else "" for file in files]
-    assert codes == [0] * len(codes), f"{command} ended with {codes}:\n" + "\n".join(outputs + said)
+    assert codes == [0] * len(codes), f"{command} ended with {codes}:\n" + "\n".join(outputs)
     return outputs
 
 
 def _run_script(command: list[str], environment: dict[str, str], output: Path) -> None:
     os.environ.clear()
     os.environ.update(environment)
-    for path, stream in ((output.with_suffix(".errors"), sys.stderr), (output, sys.stdout)):
-        with path.open("wb") as file:
+    with output.open("wb") as file:
+        for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
     import torch
 

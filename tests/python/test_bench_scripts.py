@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,7 +23,9 @@ def run_script(name: str, *arguments: str) -> Any:
     command = [str(BENCH / name), *arguments, "--json"]
     with tempfile.TemporaryDirectory() as folder:
         (output,) = forked.run_script(command, [dict(os.environ)], Path(folder), timeout_s=120)
-    return json.loads(output)
+    document = re.search(r"^[\[{][\s\S]*", output, re.MULTILINE)  # after what torch says
+    assert document, output
+    return json.loads(document[0])
 
 
 @cache
