@@ -13,6 +13,8 @@ FORK.set_forkserver_preload(
     [
         "torch",
         "torch._dynamo",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.optim",
         "torch.optim.lr_scheduler",
         "torch.testing",
         "numpy",
