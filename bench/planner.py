@@ -95,10 +95,22 @@ def cluster_of(config: TrainConfig, charged: bool = True) -> ClusterSpec:
     )
 
 
-def predict(config: TrainConfig, method: Method, without_exchange_s: float, charged: bool = True) -> Prediction:
-    """The step that `poseidon bench train` replays. What it takes without exchange beyond compute is its update."""
+def predict(
+    config: TrainConfig,
+    method: Method,
+    without_exchange_s: float,
+    charged: bool = True,
+    coded_share: float | None = None,
+) -> Prediction:
+    """The step that `poseidon bench train` replays. What it takes without exchange beyond compute is its update.
+
+    `coded_share`: what travelled of each byte; None: it was measured without coding.
+    """
     table = replace(config.table, iteration_seconds=config.compute_seconds)
-    planner = Planner(table, cluster_of(config, charged), exchange_of(method, config.scale, "coarse"))
+    exchange = exchange_of(method, config.scale, "coarse")
+    if coded_share is not None:
+        exchange = replace(exchange, coding="on", coded_share=coded_share)
+    planner = Planner(table, cluster_of(config, charged), exchange)
     update_s = max(0.0, without_exchange_s - config.compute_seconds)
     return planner.predict_by_message(update_s) if planner.has_messages else planner.predict(update_s=update_s)
 
@@ -106,6 +118,8 @@ def predict(config: TrainConfig, method: Method, without_exchange_s: float, char
 @dataclass(frozen=True)
 class Measured:
     """A replayed cell: `step_s`, and `none_s` without exchange. `payload_bytes`: those of a host, sent plus received.
+
+    They are counted as they travelled, which is `coded_share` of what they are. None: without coding.
 
     `honour`: the switches serve marked packets first.
     """
@@ -118,6 +132,7 @@ class Measured:
     none_s: float
     step_s: float
     payload_bytes: float | None
+    coded_share: float | None = None
 
 
 def drawn(seed: int) -> Iterator[TrainConfig]:
@@ -157,7 +172,8 @@ def measure(config: TrainConfig) -> Measured:
         config.testbed["honour_dscp"],
         none.iteration_seconds,
         entry.iteration_seconds,
-        entry.payload_bytes,
+        entry.coded_bytes,
+        entry.coded_share,
     )
 
 
@@ -165,7 +181,7 @@ def predicted(cell: Measured) -> Cell:
     """Predicts a replayed cell."""
     method = METHODS[cell.method]
     config = config_of(cell.model, cell.hosts, cell.link, (METHODS["none"], method), cell.honour)
-    prediction = predict(config, method, cell.none_s)
+    prediction = predict(config, method, cell.none_s, coded_share=cell.coded_share)
     switches = "priority" if cell.honour else "FIFO"
     words = f"{cell.model}, {cell.method}, {cell.hosts} hosts, {cell.link}, {switches}"
     return Cell(cell.method, words, prediction.step_s, cell.step_s, prediction.port_bytes, cell.payload_bytes)
@@ -207,11 +223,12 @@ def of_suite(folder: Path) -> Iterator[Cell]:
     found = latest(load(folder))
     for (group, name), cell in found.items():
         method = METHODS[name]
-        if method.library == "none" or method.powersgd_rank is not None:
+        if method.library == "none" or method.powersgd_rank is not None or method.on_servers:
             continue
         config, none_s = group.config([method]), found[group, "none"].step_s
         if method.library == "poseidon":
-            step_s = predict(config, method, none_s, charged=False).step_s
+            # Version 1.0.0 neither charged products nor counted what is coded.
+            step_s = predict(config, method, none_s, cell.coded_share is not None, cell.coded_share).step_s
         else:
             table = replace(config.table, iteration_seconds=none_s)
             step_s = ddp_step_s(table, cluster_of(config), 4 if method.wire == "fp32" else 2, config.scale)

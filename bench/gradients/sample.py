@@ -5,7 +5,7 @@ at each place those of several workers, which have the same parameters and other
 rows that were looked up. Of the fully connected layers that may travel as factors it takes pieces of both factors, too.
 It also measures how many bits a value the whole gradients take when coded; `table.py` shows them.
 
-    python bench/gradients/sample.py          # some minutes; writes python/poseidon/bench/gradients/sample.npz
+    python bench/gradients/sample.py          # some minutes; writes python/poseidon/gradients/sample.npz
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gradients.trainings import Training, kind_of, trainings
-from poseidon.bench.gradients.coded_bits import BLOCK, FORMATS, as_words, coded_bits
-from poseidon.bench.gradients.exponents import SAMPLE
+from poseidon.gradients.coded_bits import BLOCK, FORMATS, as_words, coded_bits
+from poseidon.gradients.exponents import SAMPLE
 
 STEPS = (0, 40, 200)
 WORKERS = 8

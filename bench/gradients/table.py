@@ -14,12 +14,12 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from poseidon.bench.gradients.coded_bits import FORMATS, coded_bits
-from poseidon.bench.gradients.exponents import index
-from poseidon.bench.gradients.layers import LayerGradients
+from poseidon.gradients.coded_bits import FORMATS, coded_bits
+from poseidon.gradients.exponents import index
+from poseidon.gradients.layers import LayerGradients
 from poseidon.models import model_table, scaled
 
-MODELS = ("VGG19", "ResNet-50", "ViT-B/16", "BERT-base", "GPT-2", "Llama-1B LoRA", "DLRM")
+MODELS = ("VGG19", "ResNet-50", "ViT-B/16", "BERT-base", "GPT-2", "Llama-134M", "Llama-1B LoRA", "DLRM")
 NAMES = {"cnn": "CNN", "resnet": "ResNet", "vit": "ViT", "gpt": "GPT", "lora": "LoRA", "dlrm": "DLRM"}
 KINDS = {"lora_a": "LoRA, A", "lora_b": "LoRA, B", "vector": "biases and norms", "fc": "fully connected"}
 KINDS |= {"conv": "convolution", "mlp": "perceptron"}

@@ -26,6 +26,7 @@ void bind_server(nb::module_& module);
 void bind_machine(nb::module_& module);
 void bind_measure(nb::module_& module);
 void bind_digest(nb::module_& module);
+void bind_coded_size(nb::module_& module);
 void bind_drop_rule(nb::module_& module);
 void bind_features(nb::module_& module);
 

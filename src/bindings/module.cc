@@ -46,6 +46,7 @@ NB_MODULE(_core, module) {
   poseidon::bindings::bind_machine(module);
   poseidon::bindings::bind_measure(module);
   poseidon::bindings::bind_digest(module);
+  poseidon::bindings::bind_coded_size(module);
   poseidon::bindings::bind_drop_rule(module);
   poseidon::bindings::bind_features(module);
 }

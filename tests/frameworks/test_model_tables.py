@@ -46,6 +46,18 @@ def test_vit_b16() -> None:
     assert sum(table_sizes("ViT-B/16")) == sum(trained_sizes(module))
 
 
+def test_llama_with_a_head_of_its_own() -> None:
+    skip_without("transformers")
+    import transformers
+
+    small = transformers.LlamaConfig(
+        vocab_size=32000, hidden_size=768, intermediate_size=2048, num_hidden_layers=12, num_attention_heads=12
+    )
+    with torch.device("meta"):
+        module = transformers.LlamaForCausalLM(small)
+    assert table_sizes("Llama-134M") == trained_sizes(module)
+
+
 def test_llama_with_lora_on_every_projection() -> None:
     skip_without("transformers", "peft")
     import peft

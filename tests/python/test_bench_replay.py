@@ -61,6 +61,32 @@ def test_every_parameter_gets_a_real_gradient() -> None:
     torch.testing.assert_close(layer.linear.weight.grad, layer.output_gradient.T @ layer.input_rows)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_a_bf16_model_are_the_rounded_ones_in_memory_of_their_own(dtype: torch.dtype) -> None:
+    table = scaled(model_table("ViT-B/16"), 16)
+    model, plain = ReplayModel(table, 0.006, dtype=dtype), ReplayModel(table, 0.006)
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
+    model(input_token()).backward()
+    plain(input_token()).backward()
+    for (name, mine), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine, other.to(dtype)), name
+        assert mine.grad is not None, name
+        assert mine.grad.untyped_storage().resizable(), "servers would send gradients back that others may look at"
+        if "linear" not in name:  # whose product is rounded at other places
+            assert torch.equal(mine.grad, other.grad.to(dtype)), name
+
+
+def test_a_model_beside_another_draws_from_its_stock_as_a_backward_pass_does() -> None:
+    first, again = ReplayModel(TIED, 0.006), ReplayModel(TIED, 0.006)
+    beside = ReplayModel(TIED, 0.006, beside=first)
+    assert beside.gradients is first.gradients
+    again(input_token()).backward()
+    drawn = beside.drawn()
+    for mine, other in zip(beside.parameters(), again.parameters(), strict=True):
+        torch.testing.assert_close(drawn[mine], other.grad)
+    assert all(one.untyped_storage().nbytes() > 4 for one in first.parameters()), "that one keeps its memory"
+
+
 def test_a_shared_weight_is_one_parameter_whose_gradient_comes_with_its_first_layer() -> None:
     model = ReplayModel(TIED, 0.006)
     names = [name for name, _ in model.named_parameters()]

@@ -45,7 +45,7 @@ def test_time_is_stretched_alike_for_computation_and_ports() -> None:
     ("lists", "words"),
     [
         (("VGG", "1", "2"), "the suite has no models 'VGG': it has VGG19"),
-        (("VGG19", "40", "2"), "the suite has no rates '40': it has 1, 10, 25"),
+        (("VGG19", "50", "2"), "the suite has no rates '50': it has 1, 10, 25, 40"),
         (("VGG19", "1", "3"), "the suite has no hosts '3'"),
         ((" ,", "1", "2"), "no models are given"),
     ],
@@ -90,10 +90,22 @@ def test_ratios_are_over_ddp_of_the_same_group_and_busy_ones_do_not_count(tmp_pa
     busy = [cell("poseidon", 2.0, 0.9, 8), cell("ddp", 1.0, 0.9, 8)]
     assert summary(rows_of([*cells, *busy])) == summary(rows_of(cells))
     table = markdown([*cells, *busy]).splitlines()
-    assert table[2] == "| VGG19 | 2 | 10 | 0.667 | 1.50 | 0.50 |"
-    assert table[3] == "| VGG19 | 8 | 10 | 1.000 | 0.50* |  |"
+    assert table[2] == "| VGG19 | 2 | 10 | 0.667 |  | 1.50 | 0.50 |"
+    assert table[3] == "| VGG19 | 8 | 10 | 1.000 |  | 0.50* |  |"
     write_page(cells, tmp_path / "suite.html")
     assert "Efficiency of VGG19" in (tmp_path / "suite.html").read_text("utf-8")
+
+
+def test_what_sends_bf16_stands_beside_the_hook_and_coding_has_a_column() -> None:
+    coded = replace(cell("poseidon", 1.0), plain_bytes=2e6, coded_bytes=1.7e6)
+    table = markdown([coded, cell("ddp", 2.0), cell("ddp-bf16", 1.0), cell("server-bf16", 0.5)]).splitlines()
+    assert table[0] == "| model | hosts | GbE | DDP's efficiency | coding | poseidon | ddp-bf16 | server-bf16 |"
+    assert table[2] == "| VGG19 | 2 | 10 | 0.500 | 0.85 | 2.00 | 2.00 | 4.00 (2.00) |"
+
+
+def test_a_part_may_have_a_rate_and_methods_that_the_whole_has_not() -> None:
+    assert [group.gbit_per_s for group in groups("VGG19", "40", "2")] == [40.0]
+    assert [method.name for method in methods_of("overlap-plain")] == ["none", "overlap-plain", "ddp"]
 
 
 @needs_testbed

@@ -156,6 +156,25 @@ def test_overlapped_methods_move_what_the_closed_form_says() -> None:
         assert len(entry.step_seconds) == 2
 
 
+@pytest.mark.skipif(bool(missing_requirements()), reason="shaped hosts need root and iproute2")
+def test_coding_and_servers_that_return_parameters_move_fewer_bytes() -> None:
+    names = "poseidon,poseidon-plain,server,server-bf16"
+    changes: dict[str, Any] = {"model": "ViT-B/16", "scale": 16, "link": "40mbit", "step_count": 1, "repeat_count": 1}
+    result = run_training(config(names, **changes))
+    _, coded, plain, server, narrow = result.methods
+    assert plain.coded_share == pytest.approx(1)
+    assert coded.coded_share is not None
+    assert 0.8 < coded.coded_share < 0.92, "27.4 bits of 32, and headers"
+    assert coded.interface_bytes < 0.95 * plain.interface_bytes
+    assert coded.bound_seconds is not None
+    assert plain.bound_seconds is not None
+    assert coded.bound_seconds < plain.bound_seconds
+    assert narrow.closed_form_bytes == pytest.approx(server.closed_form_bytes / 2)
+    for entry in (server, narrow):
+        assert entry.deviation == pytest.approx(0, abs=0.15), "no gradient comes back, and headers do not shrink"
+    assert narrow.interface_bytes < 0.55 * server.interface_bytes
+
+
 def test_dedicated_servers_move_what_the_closed_form_says() -> None:
     pytest.importorskip("poseidon._core")
     changes: dict[str, Any] = {"model": "AlexNet", "host_count": 3, "server_count": 2, "scale": 4, "step_count": 2}

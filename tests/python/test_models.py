@@ -20,6 +20,7 @@ PARAMETER_COUNTS = {
     "BERT-base": 109_482_240,
     "GPT-2": 124_439_808,
     "ViT-B/16": 86_567_656,
+    "Llama-134M": 134_105_856,
     "Llama-1B LoRA": 11_272_192,
     "DLRM": 64_301_393,
 }
@@ -33,9 +34,10 @@ FORWARD_GIGAFLOPS = {
     "BERT-base": 22.4,  # 2 × 85.6 M × 128 tokens, and 0.6 of attention
     "GPT-2": 291.7,  # 2 × 123.5 M × 1,024 tokens, and 38.7 of attention
     "ViT-B/16": 35.1,  # torchvision: 17.56 G multiply-adds
+    "Llama-134M": 121.8,  # 2 × 109.5 M × 512 tokens, and 9.7 of attention
     "Llama-1B LoRA": 1311,  # 2 × (1,235.8 M + 11.3 M) × 512 tokens, and 34.4 of attention
 }
-SUITE = ["BERT-base", "GPT-2", "ViT-B/16", "Llama-1B LoRA", "DLRM"]
+SUITE = ["BERT-base", "GPT-2", "ViT-B/16", "Llama-134M", "Llama-1B LoRA", "DLRM"]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -146,7 +148,9 @@ def test_scaling_divides_both_dimensions_and_the_batch() -> None:
     assert table.parameter_count == pytest.approx(PARAMETER_COUNTS["VGG19"] / 16, rel=0.001)
 
 
-@pytest.mark.parametrize(("name", "layers"), [("BERT-base", ["pooler"]), ("GPT-2", []), ("ViT-B/16", ["head"])])
+@pytest.mark.parametrize(
+    ("name", "layers"), [("BERT-base", ["pooler"]), ("GPT-2", []), ("Llama-134M", []), ("ViT-B/16", ["head"])]
+)
 def test_factors_pay_only_where_one_row_of_a_sample_counts(name: str, layers: list[str]) -> None:
     table = model_table(name)
     assert [layer.name for layer in table.layers if table.factors_pay(layer)] == layers
@@ -167,6 +171,15 @@ def test_gpt2_has_one_embedding_for_both_of_its_ends() -> None:
     assert (head.parameter_count, head.tensors, head.factorable) == (0, {}, False)
     assert head.flops == pytest.approx(2 * 50257 * 768 * 1024)
     assert table.rows_touched(embedding) == 50257  # the head has a gradient for every row
+
+
+def test_llama_has_an_embedding_whose_rows_few_tokens_touch() -> None:
+    """2,048 tokens by Zipf's law touch 4 % of 32,000 words: all others are zeros in the gradient."""
+    table = model_table("Llama-134M")
+    embedding, head = table.layers[0], table.layers[-1]
+    assert (embedding.weight_shape, head.weight_shape, head.shares) == ((32000, 768), (32000, 768), "")
+    assert table.factor_count(head) == 2048
+    assert table.rows_touched(embedding) / 32000 < 0.05
 
 
 def test_rows_touched_are_those_of_the_law() -> None:

@@ -80,7 +80,8 @@ PYTHON_DOORS: Doors = {
     "jax": {*_FOR_ADAPTERS, "adapter"},
     "tensorflow": {*_FOR_ADAPTERS, "adapter"},
     "models": {"errors"},
-    "planner": {"errors", "options", "rates", "schemes", "adapter", "models", "report", "testbed", "_core"},
+    "gradients": {"models", "_core"},
+    "planner": {"errors", "gradients", "options", "rates", "schemes", "adapter", "models", "report", "testbed", "_core"},
     "report": {"errors", "adapter", "rates", "schemes", "torch", "version"},
     "rates": {"errors"},
     "testbed": {"errors", "dscp", "rates"},
@@ -97,8 +98,7 @@ PYTHON_DOORS: Doors = {
     "bench/paper": {"training", "priority"},
     "bench/suite": {"training"},
     "bench/exchange": {"hosts", "drawing", "network_options", "progress"},
-    "bench/gradients": set(),
-    "bench/training": {"hosts", "gradients", "drawing", "network_options", "progress"},
+    "bench/training": {"hosts", "drawing", "network_options", "progress"},
     "bench/priority": {"hosts", "training", "network_options", "progress"},
 }
 

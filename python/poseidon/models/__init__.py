@@ -9,7 +9,7 @@ from poseidon.errors import InvalidArgument
 from poseidon.models.classic import alexnet, cifar10_quick, dlrm, resnet50, resnet152, vgg19, vgg19_22k, yolo
 from poseidon.models.inception import googlenet, inception_v3
 from poseidon.models.table import LayerSpec, ModelTable, ParameterSpec, scaled, seconds_by_flops
-from poseidon.models.transformer import bert_base, gpt2, llama_1b_lora, vit_b16
+from poseidon.models.transformer import bert_base, gpt2, llama_1b_lora, llama_134m, vit_b16
 
 _K40_BATCH = 64
 _K40_BATCHES = {"AlexNet": 512}
@@ -43,6 +43,7 @@ MODELS: dict[str, Callable[[], ModelTable]] = {
     "BERT-base": bert_base,
     "GPT-2": gpt2,
     "ViT-B/16": vit_b16,
+    "Llama-134M": llama_134m,
     "Llama-1B LoRA": llama_1b_lora,
     "DLRM": dlrm,
 }

@@ -268,9 +268,9 @@ class TableBuilder:
         self.layers.append(LayerSpec(name, "fc", shape, bias, flops, positions, shares=shares))
         return out_features
 
-    def norm(self, name: str, width: int, positions: int) -> None:
-        """A layer norm of `positions` rows of a sample: scale and shift of every element."""
-        self.layers.append(LayerSpec(name, "norm", (width,), True, 2 * width * positions, positions))
+    def norm(self, name: str, width: int, positions: int, *, bias: bool = True) -> None:
+        """A layer norm of `positions` rows of a sample: scale and, with `bias`, shift of every element."""
+        self.layers.append(LayerSpec(name, "norm", (width,), bias, 2 * width * positions, positions))
 
     def embedding(self, name: str, rows: int, width: int, look_ups: int, row_exponent: float = 0.0) -> None:
         """A table of which one sample looks up and adds `look_ups` rows."""

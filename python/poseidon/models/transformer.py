@@ -1,4 +1,4 @@
-"""Transformers: BERT-base, GPT-2, ViT-B/16, and Llama 3.2 1B with LoRA.
+"""Transformers: BERT-base, GPT-2, ViT-B/16, a small Llama, and Llama 3.2 1B with LoRA.
 
 Their fully connected layers are applied to every token, so K is batch × tokens and factors are larger than gradients.
 Softmax, activations and residual sums are left out of the FLOPs; the products of the attention are counted in full,
@@ -101,6 +101,32 @@ def vit_b16() -> ModelTable:
     builder.norm("encoder.ln", width, tokens)
     builder.fc("head", width, 1000)  # only the class token
     return _table("ViT-B/16", builder, 32, "image")
+
+
+def llama_134m() -> ModelTable:
+    """A Llama of GPT-2's size on 4 sequences of 512 tokens: 134,105,856 parameters.
+
+    The head has a weight of its own, so the gradient of the token embedding has only the rows of the batch's tokens.
+    Shapes: `LlamaForCausalLM` of Hugging Face, with 12 blocks of width 768, perceptrons of 2,048 and 32,000 words.
+    """
+    vocabulary, tokens, width, inner = 32000, 512, 768, 2048
+    builder = TableBuilder()
+    builder.embedding("embed_tokens", vocabulary, width, tokens, _WORD_EXPONENT)
+    for index in range(12):
+        block = f"layers.{index}"
+        attention, mlp = f"{block}.self_attn", f"{block}.mlp"
+        builder.norm(f"{block}.input_layernorm", width, tokens, bias=False)
+        for projection in ("q_proj", "k_proj", "v_proj"):
+            builder.fc(f"{attention}.{projection}", width, width, positions=tokens, bias=False)
+        builder.work(_attention_flops(tokens, width))
+        builder.fc(f"{attention}.o_proj", width, width, positions=tokens, bias=False)
+        builder.norm(f"{block}.post_attention_layernorm", width, tokens, bias=False)
+        builder.fc(f"{mlp}.gate_proj", width, inner, positions=tokens, bias=False)
+        builder.fc(f"{mlp}.up_proj", width, inner, positions=tokens, bias=False)
+        builder.fc(f"{mlp}.down_proj", inner, width, positions=tokens, bias=False)
+    builder.norm("norm", width, tokens, bias=False)
+    builder.fc("lm_head", width, vocabulary, positions=tokens, bias=False)
+    return _table("Llama-134M", builder, 4, "sequence")
 
 
 def _lora(builder: TableBuilder, name: str, in_features: int, out_features: int, tokens: int) -> None:

@@ -20,6 +20,7 @@ EXCHANGE_OPTIONS = (
     *("priority_threshold", "priority_order", "priority_classes"),
     *("partition", "schedule", "revise"),
     *_SIZES,
+    "coding",
 )
 """What an exchange depends on, beside the scheme, the wire format and the optimizer."""
 
@@ -40,7 +41,8 @@ class Exchange:
     scheme than the one with the fewest bytes if the step is faster then (option `revise`). `sizes` has those of
     `chunk_bytes`, `small_bytes` and `group_bytes` that are not their defaults. `replayed`: as `poseidon bench train`
     replays a network: embeddings are dense, and so are layers whose factors would be larger than their gradients.
-    `powersgd_rank`: the option of that name.
+    `powersgd_rank` and `coding`: the options of these names. `coded_share`: what travels of each byte that is coded;
+    None: as the sample of real gradients says (docs/gradients.md).
     """
 
     scheme: str = "auto"
@@ -55,6 +57,8 @@ class Exchange:
     sizes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     replayed: bool = False
     powersgd_rank: int = 4
+    coding: str = "off"
+    coded_share: float | None = None
 
     @classmethod
     def of_options(cls, options: Mapping[str, Any], scheme: str, wire: str, overlap: bool) -> Exchange:
@@ -71,6 +75,7 @@ class Exchange:
             options["schedule"],
             options["revise"] == "auto",
             {name: options[name] for name in _SIZES if isinstance(options[name], int)},
+            coding=options.get("coding", "off"),
         )
 
     @property

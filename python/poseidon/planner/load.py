@@ -24,7 +24,8 @@ class Load:
     servers, by carrier. `push_bytes` and `result_bytes` are those of the busiest host's port. Both come in `stages`
     equal parts: a part's result can leave when its push has arrived. `excess`: by which fraction the port that has most
     of a stage carries more than an equal share. `worker_products` and `server_products` are multiply-adds after the
-    last push has arrived, without a worker's own product, which it would make anyway.
+    last push has arrived, without a worker's own product, which it would make anyway. `coded`: what travels of each
+    byte of a push's values, and of a result's.
     """
 
     unit: PlannedUnit
@@ -38,6 +39,7 @@ class Load:
     excess: float
     worker_products: float
     server_products: float
+    coded: tuple[float, float]
 
     @property
     def sent_bytes(self) -> float:
@@ -51,6 +53,7 @@ class Carrier:
 
     `push` and `result` are its names in the two directions; equal if it is the same for both. It carries `share` times
     what the busiest port carries in `core`. `between_workers`: it carries what workers send each other.
+    `within_host`: it carries values as they are.
     """
 
     push: str
@@ -59,6 +62,7 @@ class Carrier:
     bytes_per_s: float
     share: float = 1.0
     between_workers: bool = True
+    within_host: bool = False
 
 
 def carriers(cluster: ClusterSpec) -> list[Carrier]:
@@ -74,7 +78,9 @@ def carriers(cluster: ClusterSpec) -> list[Carrier]:
         return sorted(ends, key=lambda end: -end.share)
     found = [Carrier("port", "port", core, rate)] if cluster.hosts > 1 else []
     if each > 1:
-        found.append(Carrier("memory", "memory", _core.Cluster(each, each), cluster.memory_bytes_per_s))
+        found.append(
+            Carrier("memory", "memory", _core.Cluster(each, each), cluster.memory_bytes_per_s, within_host=True)
+        )
     if cluster.racks > 1 and cluster.rack_labels:
         found.append(Carrier("uplink", "uplink", cluster.rack_core(), cluster.uplink_bytes_per_s))
     elif cluster.racks > 1:  # of what a port sends, a part stays in the rack
@@ -84,13 +90,20 @@ def carriers(cluster: ClusterSpec) -> list[Carrier]:
     return found
 
 
-def make_load(work: Workload, passed: Sequence[Carrier], unit: PlannedUnit, scheme: str, traffic_class: int) -> Load:
+def make_load(
+    work: Workload,
+    passed: Sequence[Carrier],
+    unit: PlannedUnit,
+    scheme: str,
+    traffic_class: int,
+    coded: tuple[float, float],
+) -> Load:
     """The load of a unit under a scheme. `passed` has the carriers of the cluster, of which there is at least one."""
     at_servers = SCHEMES[scheme].uses_servers
     if not at_servers:
         passed = [replace(carrier, share=1.0) if work.cluster.servers else carrier for carrier in passed]
         passed = [carrier for carrier in passed if carrier.between_workers]
-    parts = [_directions(unit, scheme, carrier, unit.presence) for carrier in passed]
+    parts = [_directions(unit, scheme, carrier, unit.presence, coded) for carrier in passed]
     push = {carrier.push: pushed for carrier, (pushed, _) in zip(passed, parts, strict=True)}
     result = {carrier.result: returned for carrier, (_, returned) in zip(passed, parts, strict=True)}
     stages, excess = _PIECES, 0.0
@@ -100,7 +113,8 @@ def make_load(work: Workload, passed: Sequence[Carrier], unit: PlannedUnit, sche
     products = work.multiply_adds(unit, scheme) * unit.presence
     own = 1 - 1 / work.cluster.workers
     worker_products, server_products = (0.0, products) if at_servers else (products * own, 0.0)
-    return Load(unit, scheme, traffic_class, *parts[0], push, result, stages, excess, worker_products, server_products)
+    products_of = (worker_products, server_products)
+    return Load(unit, scheme, traffic_class, *parts[0], push, result, stages, excess, *products_of, coded)
 
 
 def _stages(unit: PlannedUnit) -> int:
@@ -119,7 +133,9 @@ def _imbalance(unit: PlannedUnit, server_count: int) -> float:
     return max(by_server.values()) * server_count / sum(by_server.values())
 
 
-def _directions(unit: PlannedUnit, scheme: str, carrier: Carrier, presence: float) -> tuple[float, float]:
+def _directions(
+    unit: PlannedUnit, scheme: str, carrier: Carrier, presence: float, coded: tuple[float, float]
+) -> tuple[float, float]:
     """The bytes that a carrier carries in one direction before servers add up, and after, in the mean of the steps.
 
     Where a unit has no gradient its headers travel.
@@ -139,9 +155,10 @@ def _directions(unit: PlannedUnit, scheme: str, carrier: Carrier, presence: floa
         pushed = result = one_way if dedicated else one_way / 2
         whole = sum(size for _, size in unit.chunk_bytes)
         messages = (len(unit.chunk_bytes) * pushed / whole,) * 2
+    shares = (1.0, 1.0) if carrier.within_host else coded
     return (
-        (pushed * presence + messages[0] * HEADER_BYTES) * carrier.share,
-        (result * presence + messages[1] * HEADER_BYTES) * carrier.share,
+        (pushed * presence * shares[0] + messages[0] * HEADER_BYTES) * carrier.share,
+        (result * presence * shares[1] + messages[1] * HEADER_BYTES) * carrier.share,
     )
 
 

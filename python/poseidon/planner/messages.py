@@ -177,7 +177,7 @@ class MessageStep:
             return []
         chunks = load.unit.chunk_bytes
         if not takes_factors(load.scheme):
-            return [(server, size + HEADER_BYTES) for server, size in chunks]
+            return [(server, size * load.coded[0] + HEADER_BYTES) for server, size in chunks]
         servers = dict.fromkeys(server for server, _ in chunks)
         return [(server, self._share(load.push_bytes, len(servers))) for server in servers]
 
@@ -242,7 +242,8 @@ class MessageStep:
     def _answer(self, push: _Message) -> None:
         """The server has all parts of a chunk, and sends its result to every worker."""
         load, count = self.loads[push.load], self._cluster.workers
-        size = push.size
+        pushed, returned = load.coded
+        size = (push.size - HEADER_BYTES) / pushed * returned + HEADER_BYTES
         if takes_factors(load.scheme):
             size = self._share(load.result_bytes, len(self._pushes[push.load]))
         for step in range(count):

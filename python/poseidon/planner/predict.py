@@ -17,6 +17,7 @@ from poseidon.options import BY_NAME
 from poseidon.planner.classes import ClassStep
 from poseidon.planner.clock import BACKWARD, Activity
 from poseidon.planner.cluster import ClusterSpec
+from poseidon.planner.coded import AS_THEY_ARE, coded_shares, codes
 from poseidon.planner.compute import Durations
 from poseidon.planner.layers import Exchange
 from poseidon.planner.load import Load, carriers, make_load
@@ -104,7 +105,7 @@ class Planner:
         _check(exchange)
         self.table, self.cluster, self.exchange = table, cluster, exchange
         self._work = Workload(table, cluster, exchange) if cluster.workers > 1 else None
-        self._made: dict[tuple[str | float, tuple[str, ...]], tuple[Load, ...]] = {}
+        self._made: dict[tuple[str | float, tuple[str, ...], bool], tuple[Load, ...]] = {}
 
     def predict(self, cluster: ClusterSpec | None = None, update_s: float = 0.0) -> Prediction:
         """The step by classes of equal workers: all are as slow as the slowest, for which they would wait anyway.
@@ -125,7 +126,8 @@ class Planner:
         if math.prod(map(len, schemes)) > _MOST_CHOICES:
             raise InvalidArgument(f"{self.table.name} has more than {_MOST_CHOICES} choices of schemes: use predict")
         found = [
-            self._simulate(self.cluster, self._loads(self._threshold, choice), 0.0) for choice in product(*schemes)
+            self._simulate(self.cluster, self._loads(self.cluster, self._threshold, choice), 0.0)
+            for choice in product(*schemes)
         ]
         return min(found, key=lambda prediction: prediction.step_s)
 
@@ -134,7 +136,7 @@ class Planner:
         units = [] if self._work is None else self._work.units
         chosen = [(schemes.get(unit.members[0].name, ""), unit.schemes) for unit in units]
         taken = tuple(name if name in known else known[0] for name, known in chosen)
-        return self._simulate(self.cluster, self._loads(self._threshold, taken) if units else (), 0.0)
+        return self._simulate(self.cluster, self._loads(self.cluster, self._threshold, taken) if units else (), 0.0)
 
     @property
     def has_messages(self) -> bool:
@@ -195,7 +197,7 @@ class Planner:
         first = self._first_schemes(self._work)
 
         def step_s(threshold: float) -> float:
-            return self._simulate(self.cluster, self._loads(threshold, first), 0.0).step_s
+            return self._simulate(self.cluster, self._loads(self.cluster, threshold, first), 0.0).step_s
 
         return min(CANDIDATES, key=step_s)
 
@@ -212,16 +214,17 @@ class Planner:
         if self.exchange.by_time and any(len(unit.schemes) > 1 for unit in work.units):
             model = work.model(cluster, _products_per_s(self.table, cluster))
             choices += [best_schemes(model), tuple(_dense(unit.schemes) for unit in work.units)]
-        return [self._loads(self._threshold, schemes) for schemes in dict.fromkeys(choices)]
+        return [self._loads(cluster, self._threshold, schemes) for schemes in dict.fromkeys(choices)]
 
-    def _loads(self, threshold: str | float, schemes: tuple[str, ...]) -> tuple[Load, ...]:
-        """The loads of all units, which are made once."""
-        work, key = self._work, (threshold, schemes)
+    def _loads(self, cluster: ClusterSpec, threshold: str | float, schemes: tuple[str, ...]) -> tuple[Load, ...]:
+        """The loads of all units, which are made once. Whether they are coded depends on the rate of `cluster`."""
+        work, coded = self._work, codes(self.exchange, cluster)
+        key = (threshold, schemes, coded)
         if work is not None and key not in self._made:
             passed, classes = carriers(self.cluster), work.classes(threshold)
             self._made[key] = tuple(
-                make_load(work, passed, unit, scheme, traffic_class)
-                for unit, scheme, traffic_class in zip(work.units, schemes, classes, strict=True)
+                make_load(work, passed, unit, scheme, level, coded_shares(work, unit, scheme) if coded else AS_THEY_ARE)
+                for unit, scheme, level in zip(work.units, schemes, classes, strict=True)
             )
         return self._made[key]
 

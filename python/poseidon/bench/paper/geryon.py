@@ -11,7 +11,13 @@ from poseidon.bench.training.methods import METHODS, Method, scaled_sizes
 from poseidon.models import ModelTable, model_table
 from poseidon.planner import ClusterSpec, Exchange, Planner, Prediction
 
-_FIELDS = {"partition": "partition", "schedule": "schedule", "priority_order": "order", "priority_classes": "classes"}
+_FIELDS = {
+    "partition": "partition",
+    "schedule": "schedule",
+    "priority_order": "order",
+    "priority_classes": "classes",
+    "coding": "coding",
+}
 
 
 def exchange_of(method: Method, scale: int = 1, threshold: str | float = "auto") -> Exchange:
@@ -23,7 +29,8 @@ def exchange_of(method: Method, scale: int = 1, threshold: str | float = "auto")
     sizes = scaled_sizes(scale)
     sizes |= {name: options.pop(name) for name in sizes if name in options}
     threshold = options.pop("priority_threshold", threshold)
-    if method.library != "poseidon" or method.every > 1 or options.keys() - _FIELDS.keys():
+    known = method.library == "poseidon" and method.every == 1 and not method.on_servers
+    if not known or options.keys() - _FIELDS.keys():
         raise ValueError(f"no prediction knows the method {method.name!r}")
     return Exchange(
         scheme=method.scheme,

@@ -24,7 +24,9 @@ class Cell:
     """One method of a group. `step_seconds` has every measured step, on the stretched clock, and `step_s` their median.
 
     `efficiency` is the same processes' step without exchange over this one. `cpu` is the share of the machine's cores
-    that was busy while the whole group ran. Bytes are those of one host's port in a step, sent plus received.
+    that was busy while the whole group ran. Bytes are those of one host in a step, sent plus received: `port_bytes` of
+    its port, `plain_bytes` and `coded_bytes` those of Poseidon's messages without coding and as they travelled. These
+    two are None for other methods, and where nobody has counted them.
     """
 
     model: str
@@ -39,6 +41,13 @@ class Cell:
     samples_per_s: float
     port_bytes: float
     cpu: float
+    plain_bytes: float | None = None
+    coded_bytes: float | None = None
+
+    @property
+    def coded_share(self) -> float | None:
+        """What travels of each byte of Poseidon's messages."""
+        return self.coded_bytes / self.plain_bytes if self.coded_bytes and self.plain_bytes else None
 
     @property
     def group(self) -> Group:
@@ -73,6 +82,8 @@ def _cells(group: Group, result: TrainResult, cpu: float) -> Iterator[Cell]:
             entry.samples_per_second,
             entry.interface_bytes,
             cpu,
+            entry.payload_bytes,
+            entry.coded_bytes,
         )
 
 

@@ -18,11 +18,16 @@ from poseidon.bench.training.results import TrainConfig
 from poseidon.errors import InvalidArgument
 from poseidon.models import ModelTable, model_table, scaled
 
-MODELS = ("VGG19", "ResNet-50", "BERT-base", "GPT-2", "ViT-B/16", "Llama-1B LoRA", "DLRM")
+MODELS = ("VGG19", "ResNet-50", "BERT-base", "GPT-2", "ViT-B/16", "Llama-134M", "Llama-1B LoRA", "DLRM")
 RATES = (1.0, 10.0, 25.0)  # Gb/s
+MORE_RATES = (40.0,)  # which are measured if they are asked for
 HOSTS = (2, 4, 8)
-METHODS = ("poseidon", "overlap", "poseidon-bf16", "ddp", "ddp-fp16", "ddp-bf16", "ddp-powersgd")
+METHODS = (
+    *("poseidon", "overlap", "server", "poseidon-bf16", "server-bf16"),
+    *("ddp", "ddp-fp16", "ddp-bf16", "ddp-powersgd"),
+)
 PEER = "ddp"  # to which all are compared
+HOOK = "ddp-bf16"  # to which those are compared, too, that send bf16
 SCALE = 8
 STEPS = 2  # measured ones of a round
 _GBIT = 1e9
@@ -99,14 +104,14 @@ class Group:
 def groups(models: str, rates: str, hosts: str) -> list[Group]:
     """Those of comma-separated lists. Raises InvalidArgument for what the suite does not know."""
     chosen = _chosen("models", models, MODELS)
-    found_rates = [float(rate) for rate in _chosen("rates", rates, [f"{rate:g}" for rate in RATES])]
+    found_rates = [float(rate) for rate in _chosen("rates", rates, [f"{rate:g}" for rate in (*RATES, *MORE_RATES)])]
     counts = [int(count) for count in _chosen("hosts", hosts, [str(count) for count in HOSTS])]
     return [Group(model, rate, count) for count, model, rate in product(counts, chosen, found_rates)]
 
 
 def methods_of(text: str) -> list[Method]:
     """Those of a comma-separated list, with "none", which efficiency needs, and the peer."""
-    return methods_named([*_chosen("methods", text, METHODS), PEER])
+    return methods_named([*_chosen("methods", text, list(KNOWN_METHODS)), PEER])
 
 
 def _chosen(what: str, text: str, known: Sequence[str]) -> list[str]:

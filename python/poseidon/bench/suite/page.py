@@ -8,25 +8,29 @@ from itertools import groupby
 from pathlib import Path
 
 from poseidon.bench.suite.cells import BUSY, Cell, latest
-from poseidon.bench.suite.grid import PEER, SCALE
+from poseidon.bench.suite.grid import HOOK, PEER, SCALE
 from poseidon.bench.training.methods import METHODS
 from poseidon.report.charts import bars_chart
 from poseidon.report.layout import PAGE_WIDTH, document, figure, head, legend, section, table
 
-_NONE = "none"
-_HEADS = ("hosts", "GbE", "method", "step", "samples/s", "efficiency", "× DDP")
+_NONE, _DEFAULTS = "none", "poseidon"
+_HEADS = ("hosts", "GbE", "method", "step", "samples/s", "efficiency", "coding", "× DDP", "× its bf16 hook")
 _METHOD = (
     "Layers are replayed: computation is slept, and gradients, exchange and update are real. Weights are divided by "
     f"{SCALE} in each dimension, and rates by {SCALE**2}. Time is stretched where two cores could not keep up, "
     "and shortened where a step would take long. Methods of a group take turns in the same network namespaces, with "
-    f"plain queues and the system's TCP. Figures are medians. Where {BUSY:.0%} of the cores or more were busy (marked "
+    "plain queues and the system's TCP. Figures are medians. Coding is what of their bytes "
+    f"Poseidon's messages take. Where {BUSY:.0%} of the cores or more were busy (marked "
     "*), the processor is the limit and not the network."
 )
 
 
 @dataclass(frozen=True)
 class Row:
-    """A cell beside plain DDP. `step_s` is on the clock of the hardware that is stood for."""
+    """A cell beside DDP, plain and, if it sends bf16, with the hook that does so, too.
+
+    `step_s` is on the clock of the hardware that is stood for. `coded_share`: see `Cell`.
+    """
 
     model: str
     hosts: int
@@ -36,16 +40,31 @@ class Row:
     samples_per_s: float
     efficiency: float
     over_ddp: float | None  # DDP's step over this one; None without DDP
+    over_hook: float | None
+    coded_share: float | None
     limited: bool
 
     def texts(self) -> list[str]:
         """Its cells in a table, after the model."""
-        ratio = "" if self.over_ddp is None else f"{self.over_ddp:.2f}{'*' * self.limited}"
-        step = f"{self.step_s * 1e3:,.0f} ms"
         return [
-            *(str(self.hosts), f"{self.gbit_per_s:g}", self.method, step),
-            *(f"{self.samples_per_s:,.1f}", f"{self.efficiency:.3f}", ratio),
+            *(str(self.hosts), f"{self.gbit_per_s:g}", self.method, f"{self.step_s * 1e3:,.0f} ms"),
+            *(f"{self.samples_per_s:,.1f}", f"{self.efficiency:.3f}", self.coding_text),
+            *(self._ratio_text(self.over_ddp), self._ratio_text(self.over_hook)),
         ]
+
+    @property
+    def coding_text(self) -> str:
+        """What travels of each byte; empty where it was not counted."""
+        return "" if self.coded_share is None else f"{self.coded_share:.2f}"
+
+    @property
+    def short_text(self) -> str:
+        """Its ratios, that to the hook in brackets."""
+        hook = self._ratio_text(self.over_hook)
+        return self._ratio_text(self.over_ddp) + (f" ({hook})" if hook else "")
+
+    def _ratio_text(self, ratio: float | None) -> str:
+        return "" if ratio is None else f"{ratio:.2f}{'*' * self.limited}"
 
 
 def rows_of(cells: Iterable[Cell]) -> list[Row]:
@@ -55,20 +74,24 @@ def rows_of(cells: Iterable[Cell]) -> list[Row]:
     for (group, method), cell in found.items():
         if method == _NONE:
             continue
-        peer = found.get((group, PEER))
-        ratio = None if peer is None else peer.step_s / cell.step_s
+        hook = found.get((group, HOOK)) if method.endswith("-bf16") and method != HOOK else None
         rows.append(
             Row(
                 *(cell.model, cell.hosts, cell.gbit_per_s, method, cell.step_s / cell.stretch),
-                *(cell.samples_per_s, cell.efficiency, ratio, cell.limited),
+                *(cell.samples_per_s, cell.efficiency, _ratio(found.get((group, PEER)), cell), _ratio(hook, cell)),
+                *(cell.coded_share, cell.limited),
             )
         )
     return sorted(rows, key=lambda row: (row.model, row.hosts, row.gbit_per_s))
 
 
+def _ratio(peer: Cell | None, cell: Cell) -> float | None:
+    return None if peer is None else peer.step_s / cell.step_s
+
+
 def summary(rows: Sequence[Row]) -> str:
     """How often Poseidon's defaults were faster than DDP, where the processor was not the limit."""
-    counted = [row for row in rows if row.method == "poseidon" and row.over_ddp is not None and not row.limited]
+    counted = [row for row in rows if row.method == _DEFAULTS and row.over_ddp is not None and not row.limited]
     if not counted:
         return "Nothing was measured yet in which the network is the limit."
     ratios = sorted(row.over_ddp for row in counted if row.over_ddp is not None)
@@ -99,17 +122,21 @@ def _of_model(model: str, rows: Sequence[Row]) -> str:
 
 
 def markdown(cells: Iterable[Cell]) -> str:
-    """A table with a line for each group, of DDP's step over that of each method."""
+    """A table with a line for each group: what `poseidon` sends of each byte, and DDP's step over that of each method.
+
+    In brackets there is the step of DDP's bf16 hook over that of methods that send bf16.
+    """
     return "\n".join(_markdown_lines(rows_of(cells)))
 
 
 def _markdown_lines(rows: Sequence[Row]) -> Iterator[str]:
     names = list(dict.fromkeys(row.method for row in rows if row.method != PEER))
-    yield f"| model | hosts | GbE | DDP's efficiency | {' | '.join(names)} |"
-    yield "|---" * (4 + len(names)) + "|"
+    yield f"| model | hosts | GbE | DDP's efficiency | coding | {' | '.join(names)} |"
+    yield "|---" * (5 + len(names)) + "|"
     for (model, hosts, rate), group in groupby(rows, key=lambda row: (row.model, row.hosts, row.gbit_per_s)):
         by_name = {row.method: row for row in group}
         peer = by_name.get(PEER)
-        texts = [by_name[name].texts()[-1] if name in by_name else "" for name in names]
+        texts = [by_name[name].short_text if name in by_name else "" for name in names]
         efficiency = "" if peer is None else f"{peer.efficiency:.3f}"
-        yield f"| {model} | {hosts} | {rate:g} | {efficiency} | {' | '.join(texts)} |"
+        coding = by_name[_DEFAULTS].coding_text if _DEFAULTS in by_name else ""
+        yield f"| {model} | {hosts} | {rate:g} | {efficiency} | {coding} | {' | '.join(texts)} |"

@@ -55,10 +55,11 @@ def _training_table(result: TrainResult) -> RenderableType:
                 f"{entry.measured_bytes / _MIB:.2f}",
                 f"{entry.closed_form_bytes / _MIB:.2f}",
                 "" if entry.deviation is None else f"{entry.deviation:+.2%}",
+                "" if entry.coded_share is None else f"{entry.coded_share:.3f}",
                 f"{entry.interface_bytes / _MIB:.2f}",
             )
         )
-    return result_table(title, (*heads, "MiB/step", "closed form", "deviation", "port MiB"), rows)
+    return result_table(title, (*heads, "MiB/step", "closed form", "deviation", "coded", "port MiB"), rows)
 
 
 def _steps_table(result: TrainResult) -> RenderableType:

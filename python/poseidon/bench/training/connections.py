@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +25,19 @@ from poseidon.bench.training.replay import ReplayModel
 from poseidon.schemes import takes_factors
 
 BUCKET_BYTES = 25 << 20  # torch DDP's default
+_FAST_STEPS = 1  # after which masters differ from what they are rounded to
 _POWERSGD_START = 2  # the first step that PowerSGD may compress; DDP makes its buckets anew before the second
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What Poseidon counts of its messages: as they travel, and as they would without coding."""
+
+    sent: Counters
+    plain: Counters
+
+    def __sub__(self, other: Payload) -> Payload:
+        return Payload(self.sent - other.sent, self.plain - other.plain)
 
 
 class Bare(NamedTuple):
@@ -38,23 +51,23 @@ class Bare(NamedTuple):
 class Trainer:
     """A wrapped model and its optimizer.
 
-    A DistributedOptimizer leaves a step's exchange under way. `plain_steps` steps are still to come in which the method
-    does not compress yet. `barrier` is called when the worker has all results, and its server may still send those of
-    others. `multiply` lets a replayed accelerator make the products that are left after a backward pass that has waited
-    for its exchanges.
+    A DistributedOptimizer leaves a step's exchange under way. `first_steps` steps are still to come that differ from
+    all others: the method does not compress yet, or its parameters change faster. `barrier` is called when the worker
+    has all results, and its server may still send those of others. `multiply` lets a replayed accelerator make the
+    products that are left after a backward pass that has waited for its exchanges.
     """
 
     def __init__(
         self,
         module: Callable[[torch.Tensor], torch.Tensor],
         optimizer: torch.optim.Optimizer,
-        plain_steps: int = 0,
+        first_steps: int = 0,
         barrier: Callable[[], None] | None = None,
         multiply: Callable[[], None] | None = None,
     ) -> None:
         self.module = module
         self.optimizer = optimizer
-        self.plain_steps = plain_steps
+        self.first_steps = first_steps
         self._barrier = barrier
         self._multiply = multiply
 
@@ -146,17 +159,20 @@ class HostConnections:
             self._trainers[method.name] = self._wrap(method, build())
         return self._trainers[method.name]
 
-    def payload(self, method: Method) -> Counters | None:
-        """Returns the bytes that Poseidon has moved in its present job, as they are without coding; None for others."""
+    def payload(self, method: Method) -> Payload | None:
+        """Returns the bytes that Poseidon has moved in its present job; None for other methods."""
         if method.library != "poseidon":
             return None
         from poseidon.torch.process.context import context
 
         client = context().client
         if client is None:  # one worker exchanges nothing
-            return Counters()
+            return Payload(Counters(), Counters())
         traffic = client.traffic()
-        return Counters(received=traffic.plain_bytes_received, sent=traffic.plain_bytes_sent)
+        return Payload(
+            Counters(received=traffic.bytes_received, sent=traffic.bytes_sent),
+            Counters(received=traffic.plain_bytes_received, sent=traffic.plain_bytes_sent),
+        )
 
     def close(self) -> None:
         """Ends both libraries' connections."""
@@ -189,6 +205,8 @@ class HostConnections:
         module = poseidon.DistributedDataParallel(
             bare.model, scheme=scheme, wire=method.wire, init_sync=self._init_sync
         )
+        if method.on_servers:
+            return Trainer(module, poseidon.DistributedOptimizer(bare.optimizer, module, "server"), _FAST_STEPS)
         multiply = _charge_products(module, bare.model)
         if method.overlap:  # what has not arrived yet is multiplied in the next forward pass
             # A replay's optimizer is a subclass of torch's, with its arithmetic.

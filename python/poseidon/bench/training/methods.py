@@ -45,8 +45,9 @@ class Method:
     DistributedOptimizer updates each layer when its gradient is in, and the next forward pass waits layer by layer.
     `chunk_bytes` is for unscaled weights; None takes the run's. `wire` is how numbers travel: Poseidon's option of that
     name, or torch DDP's compression hook for "bf16" and "fp16". `powersgd_rank` is for Poseidon's scheme of that name,
-    or adds torch DDP's PowerSGD hook. With `every` above 1 a LocalSGD averages after so many steps. Its `wire` is that
-    of pseudo-gradients, and `fragments` and `overlap_steps` are its own.
+    or adds torch DDP's PowerSGD hook. With `on_servers` AdamW runs on the servers, which return parameters. `dtype` is
+    the type of the model's numbers, "fp32" or "bf16". With `every` above 1 a LocalSGD averages after so many steps. Its
+    `wire` is that of pseudo-gradients, and `fragments` and `overlap_steps` are its own.
     """
 
     name: str
@@ -58,6 +59,8 @@ class Method:
     chunk_bytes: int | None = None
     wire: str = "fp32"
     powersgd_rank: int | None = None
+    on_servers: bool = False
+    dtype: str = "fp32"
     every: int = 1
     fragments: int = 1
     overlap_steps: int = 0
@@ -106,7 +109,8 @@ class Method:
         if self.library == "torch":  # ring all-reduce moves what the sharded parameter server moves
             scheme, small_bytes = "ps" if self.powersgd_rank is None else "powersgd", 0
         sizes = {"small_bytes": small_bytes}
-        return traffic(table, worker_count, Exchange(scheme, self.wire, sizes=sizes, replayed=True, powersgd_rank=rank))
+        wire = self.wire if self.dtype == "fp32" else self.dtype  # what has as many bytes
+        return traffic(table, worker_count, Exchange(scheme, wire, sizes=sizes, replayed=True, powersgd_rank=rank))
 
 
 def _ps(name: str, description: str, **options: Any) -> Method:
@@ -125,6 +129,15 @@ def _rounded(name: str, **changes: Any) -> list[Method]:
         )
         for wire in ("bf16", "fp16", "int8")
     ]
+
+
+def _plain(name: str, **changes: Any) -> Method:
+    """A method of Poseidon without coding."""
+    return Method(f"{name}-plain", "poseidon", f"{name} with coding=off", options={"coding": "off"}, **changes)
+
+
+def _on_servers(name: str, description: str, dtype: str) -> Method:
+    return Method(name, "poseidon", description, "ps", on_servers=True, dtype=dtype)
 
 
 def _lossy(name: str, **changes: Any) -> list[Method]:
@@ -166,6 +179,10 @@ METHODS = {
         Method(
             "overlap", "poseidon", "poseidon with DistributedOptimizer: the next forward waits by layer", overlap=True
         ),
+        _plain("poseidon"),
+        _plain("overlap", overlap=True),
+        _on_servers("server", 'update="server": AdamW on the servers, which return parameters', "fp32"),
+        _on_servers("server-bf16", "the same with a bf16 model, whose float32 masters the servers have", "bf16"),
         *_rounded("poseidon"),
         *_rounded("overlap", overlap=True),
         *_lossy("poseidon"),

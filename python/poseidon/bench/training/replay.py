@@ -20,8 +20,9 @@ Products of received factors are the accelerator's work, too (`products.py`): it
 pass, comes later by what they take. Casts for the wire and products of servers are work of the processor in reality.
 Here they take the processor's time.
 
-Gradients are drawn anew for each layer, rank and step, with the exponents of real ones (`bench/gradients`). A layer
-copies its own out of a stock of numbers while it sleeps, so that drawing costs no time.
+Gradients are drawn anew for each layer, rank and step, with the exponents of real ones (`poseidon.gradients`). A layer
+copies its own out of a stock of numbers while it sleeps, so that drawing costs no time. Parameters begin as a network's
+initialization makes them, so that a step changes as much of their bits as in reality.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
-from poseidon.bench.gradients.layers import LayerGradients
 from poseidon.bench.training.products import Product
+from poseidon.gradients.layers import LayerGradients
 from poseidon.models import LayerSpec, ModelTable
-
-_PARAMETER_VALUE = 1e-2  # at the start; equal on all ranks
 
 
 class Timeline:
@@ -124,10 +125,15 @@ class _Token(torch.autograd.Function):
         return gradients[0], None, *ctx.work()
 
 
+def _as_torch(numbers: NDArray[np.float32], dtype: torch.dtype) -> torch.Tensor:
+    """In torch's own memory, as what autograd makes: the owner of other memory could look at it at any time."""
+    return torch.from_numpy(numbers).to(dtype, copy=True)
+
+
 class ReplayDense(nn.Module):
     """A layer whose gradients are dense: maps the one-element token that orders the layers to itself.
 
-    `shared` is the weight of another layer, which this one uses, too.
+    `shared` is the weight of another layer, which this one uses, too. Numbers are of `dtype`.
     """
 
     def __init__(
@@ -136,14 +142,15 @@ class ReplayDense(nn.Module):
         timeline: Timeline,
         seconds: tuple[float, float],
         gradients: LayerGradients,
+        dtype: torch.dtype,
         shared: nn.Parameter | None = None,
     ) -> None:
         super().__init__()
         self.timeline = timeline
-        self._spec, self._gradients = spec, gradients
+        self._spec, self._gradients, self._dtype = spec, gradients, dtype
         self.forward_seconds, self.backward_seconds = seconds
-        self.weight = nn.Parameter(torch.empty(spec.weight_shape)) if shared is None else shared
-        self.bias = nn.Parameter(torch.empty(spec.bias_count)) if spec.bias else None
+        self.weight = nn.Parameter(torch.empty(spec.weight_shape, dtype=dtype)) if shared is None else shared
+        self.bias = nn.Parameter(torch.empty(spec.bias_count, dtype=dtype)) if spec.bias else None
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
         for parameter in self.parameters():
@@ -153,26 +160,37 @@ class ReplayDense(nn.Module):
 
     def _run_backward(self) -> Gradients:
         """Draws its gradients while it sleeps."""
-        weight_gradient = torch.from_numpy(self._gradients.weight(self._spec))
-        bias_gradient = None if self.bias is None else torch.from_numpy(self._gradients.bias(self._spec))
+        drawn = self.drawn()
         self.timeline.run(self.backward_seconds)
-        return weight_gradient, bias_gradient
+        return drawn[self.weight], None if self.bias is None else drawn[self.bias]
+
+    def drawn(self) -> dict[nn.Parameter, torch.Tensor]:
+        """New gradients."""
+        found = {self.weight: _as_torch(self._gradients.weight(self._spec), self._dtype)}
+        if self.bias is not None:
+            found[self.bias] = _as_torch(self._gradients.bias(self._spec), self._dtype)
+        return found
 
 
 class ReplayLinear(nn.Module):
     """An fc layer: a plain `nn.Linear` on K rows, of which K rows of output gradients come back."""
 
     def __init__(
-        self, spec: LayerSpec, timeline: Timeline, seconds: tuple[float, float], gradients: LayerGradients
+        self,
+        spec: LayerSpec,
+        timeline: Timeline,
+        seconds: tuple[float, float],
+        gradients: LayerGradients,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         self.timeline = timeline
         self.forward_seconds, self.backward_seconds = seconds
         rows, cols = spec.weight_shape
-        self.linear = nn.Linear(cols, rows, bias=spec.bias, device="meta")
+        self.linear = nn.Linear(cols, rows, bias=spec.bias, device="meta", dtype=dtype)
         self.linear.to_empty(device="cpu")
         # Plain attributes, not buffers: what a wrapper would broadcast must be empty.
-        self.input_rows, self.output_gradient = map(torch.from_numpy, gradients.factors(spec))
+        self.input_rows, self.output_gradient = (_as_torch(one, dtype) for one in gradients.factors(spec))
         self.row_seconds = self.forward_seconds / len(self.input_rows)
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
@@ -185,6 +203,13 @@ class ReplayLinear(nn.Module):
         self.timeline.run(self.backward_seconds)
         return (self.output_gradient,)
 
+    def drawn(self) -> dict[nn.Parameter, torch.Tensor]:
+        """The gradients that the product has."""
+        found = {self.linear.weight: self.output_gradient.T @ self.input_rows}
+        if self.linear.bias is not None:
+            found[self.linear.bias] = self.output_gradient.sum(0)
+        return found
+
 
 class ReplayModel(nn.Module):
     """A table's layers in order. `model(token)` returns a scalar whose `backward()` runs them in reverse.
@@ -192,7 +217,8 @@ class ReplayModel(nn.Module):
     One iteration without exchange takes `compute_seconds`. `rank` makes gradients, and the rows of fully connected
     layers, differ between workers. `memory` is another model of the same table, whose parameters' memory this one
     takes, so that several wrapped copies fit a small machine. Only the one that has it may train. They draw from one
-    stock of gradients. `unscaled` is the table of which `table` is a scaled one: embeddings have as many zeros as its.
+    stock of gradients. `beside` is another one whose stock it uses, but not its memory. `unscaled` is the table of
+    which `table` is a scaled one: embeddings have as many zeros as its. Parameters and gradients are of `dtype`.
     """
 
     def __init__(
@@ -202,25 +228,44 @@ class ReplayModel(nn.Module):
         *,
         rank: int = 0,
         memory: ReplayModel | None = None,
+        beside: ReplayModel | None = None,
         unscaled: ModelTable | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
         self.timeline = Timeline()
         self.layers = nn.ModuleDict()
-        self.gradients: LayerGradients = LayerGradients(table, rank, unscaled) if memory is None else memory.gradients
+        other = memory or beside
+        self.gradients: LayerGradients = LayerGradients(table, rank, unscaled) if other is None else other.gradients
         for spec, seconds in zip(table.layers, table.durations(compute_seconds), strict=True):
             layer: nn.Module
             if table.factors_pay(spec):
-                layer = ReplayLinear(spec, self.timeline, seconds, self.gradients)
+                layer = ReplayLinear(spec, self.timeline, seconds, self.gradients, dtype)
             else:
                 shared = self.layers[_module_name(spec.shares)].get_parameter("weight") if spec.shares else None
-                layer = ReplayDense(spec, self.timeline, seconds, self.gradients, shared)
+                layer = ReplayDense(spec, self.timeline, seconds, self.gradients, dtype, shared)
             self.layers[_module_name(spec.name)] = layer
         if memory is None:
-            for parameter in self.parameters():
-                nn.init.constant_(parameter, _PARAMETER_VALUE)
+            self._initialize(table)
         else:
             self.take_memory(memory)
+
+    def drawn(self) -> dict[nn.Parameter, torch.Tensor]:
+        """New gradients of all parameters, as a backward pass draws them, but at once."""
+        found: dict[nn.Parameter, torch.Tensor] = {}
+        for layer in reversed(list(self.layers.values())):
+            assert isinstance(layer, ReplayDense | ReplayLinear)
+            for parameter, gradient in layer.drawn().items():
+                found[parameter] = found[parameter] + gradient if parameter in found else gradient
+        return found
+
+    def _initialize(self, table: ModelTable) -> None:
+        for spec in table.layers:
+            for name, parameter in self.layers[_module_name(spec.name)].named_parameters():
+                if name.endswith("bias"):
+                    nn.init.zeros_(parameter)
+                elif not spec.shares:
+                    parameter.data.copy_(torch.from_numpy(self.gradients.initial_weight(spec)))
 
     def take_memory(self, other: ReplayModel) -> None:
         """Takes the memory of another model's parameters, and the values in it. The other keeps none."""

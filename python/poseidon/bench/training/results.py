@@ -74,12 +74,14 @@ class MethodResult:
     `samples_per_second` is that of all hosts, at the full batch and the reported device's speed. What a sample is, the
     layer table says.
 
-    `payload_bytes` is what Poseidon counts itself. It is None for other methods. `interface_bytes` is what the ports
+    `payload_bytes` is what Poseidon counts itself, as it is without coding, and `coded_bytes` as it travelled. Both are
+    None for other methods. `interface_bytes` is what the ports
     count, with headers and acknowledgements. Both are means over the hosts. `interface_bytes_max` is that of the
     busiest host.
 
-    No schedule of the closed form's bytes has a step shorter than `bound_seconds` (`bound.py`), where the ports carry
-    what a plain TCP copy gets and updates take what they take without exchange. It is None without a shaped link.
+    No schedule of the method's bytes has a step shorter than `bound_seconds` (`bound.py`), where the ports carry what a
+    plain TCP copy gets and updates take what they take without exchange. The bytes are those of the closed form, times
+    `coded_share`. It is None without a shaped link.
     """
 
     method: str
@@ -93,6 +95,12 @@ class MethodResult:
     interface_bytes: float
     interface_bytes_max: float
     bound_seconds: float | None = None
+    coded_bytes: float | None = None
+
+    @property
+    def coded_share(self) -> float | None:
+        """What travels of each byte. None if Poseidon has not moved any."""
+        return self.coded_bytes / self.payload_bytes if self.coded_bytes and self.payload_bytes else None
 
     @property
     def measured_bytes(self) -> float:
@@ -151,4 +159,5 @@ class TrainResult:
         document = asdict(self)
         for entry, result in zip(document["methods"], self.methods, strict=True):
             entry.update(deviation=result.deviation, bound=self.bound(result), of_bound=self.of_bound(result))
+            entry.update(coded_share=result.coded_share)
         return document

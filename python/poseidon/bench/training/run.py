@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -43,13 +43,15 @@ def run_training(config: TrainConfig, progress: Callable[[str, int, int], None] 
     revise = "auto" if config.cold else "off"
     # Rounds without exchange leave every host with parameters of its own.
     options = {"compute_threads": 1, "transport": transport, "revise": revise, "replica_check": "off"}
+    if config.link is not None and config.scale > 1:
+        options["coding"] = "on"  # the messages that stand for large ones are small, and "auto" would not code them
     options |= _sizes_and_options(config)
     count = config.host_count + config.server_count
     with ExitStack() as stack:
         all_places, tcp_copy = stack.enter_context(hosts_on(count, config.link, mtu=config.mtu, **config.testbed))
         places = [place for place in all_places[: config.host_count] for _ in range(config.workers_per_host)]
         if config.server_count:
-            options["servers"] = _start_servers(config, all_places[config.host_count :], stack)
+            options["servers"] = _start_servers(config, all_places[config.host_count :], options, stack)
         setup = HostSetup(
             table=config.table,
             unscaled=config.full_table.with_batch(config.batch),
@@ -85,10 +87,14 @@ def _check(config: TrainConfig) -> None:
         )
 
 
-def _start_servers(config: TrainConfig, places: Sequence[Place], stack: ExitStack) -> str:
-    """Dedicated servers that serve the jobs of all rounds. Returns their addresses as the option `servers`."""
-    classes = {"priority_classes": str(config.options.get("priority_classes", 1))}
-    return ",".join(start_servers(places, classes, config.timeout_seconds, stack)[1])
+def _start_servers(config: TrainConfig, places: Sequence[Place], options: Mapping[str, Any], stack: ExitStack) -> str:
+    """Dedicated servers that serve the jobs of all rounds. Returns their addresses as the option `servers`.
+
+    `options` are the workers'.
+    """
+    shared = {"priority_classes": str(config.options.get("priority_classes", 1))}
+    shared |= {"coding": options["coding"]} if "coding" in options else {}
+    return ",".join(start_servers(places, shared, config.timeout_seconds, stack)[1])
 
 
 def _sizes_and_options(config: TrainConfig) -> dict[str, Any]:
@@ -141,7 +147,7 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
             sum(hosts[rank].interface.total for hosts in rounds[method.name]) / counted_steps / sharers
             for rank in range(config.worker_count)
         ]
-        payloads = [host.payload.total for hosts in rounds[method.name] for host in hosts if host.payload is not None]
+        plain, coded = _payload_bytes(rounds[method.name], config.host_count * counted_steps)
         results.append(
             MethodResult(
                 method=method.name,
@@ -151,10 +157,13 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
                 speedup=config.worker_count * efficiency,
                 samples_per_second=config.worker_count * efficiency * full.batch / full.iteration_seconds,
                 closed_form_bytes=sum(layer_bytes),
-                payload_bytes=sum(payloads) / config.host_count / counted_steps if payloads else None,
+                payload_bytes=plain,
                 interface_bytes=sum(by_host) / config.worker_count,
                 interface_bytes_max=max(by_host),
-                bound_seconds=_bound_seconds(config, method, layer_bytes, without_exchange, tcp_copy),
+                bound_seconds=_bound_seconds(
+                    config, method, [size * _share(plain, coded) for size in layer_bytes], without_exchange, tcp_copy
+                ),
+                coded_bytes=coded,
             )
         )
     return TrainResult(
@@ -172,6 +181,18 @@ def _summarize(config: TrainConfig, rounds: dict[str, list[list[Round]]], tcp_co
         servers=config.server_count,
         workers_per_host=config.workers_per_host,
     )
+
+
+def _payload_bytes(repeats: list[list[Round]], count: int) -> tuple[float | None, float | None]:
+    """What Poseidon counts, without coding and as it travels, over `count`; None for other methods."""
+    payloads = [host.payload for hosts in repeats for host in hosts if host.payload is not None]
+    if not payloads:
+        return None, None
+    return sum(one.plain.total for one in payloads) / count, sum(one.sent.total for one in payloads) / count
+
+
+def _share(plain: float | None, coded: float | None) -> float:
+    return coded / plain if plain and coded else 1.0
 
 
 def _sharers(config: TrainConfig, method: Method) -> int:

@@ -11,8 +11,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from poseidon.bench.gradients.coded_bits import BLOCK
-from poseidon.bench.gradients.exponents import exponents, index
+from poseidon.gradients.coded_bits import BLOCK
+from poseidon.gradients.exponents import exponents, index
 
 _SURPLUS_BLOCKS = 256  # more than the largest gradient has: so many different windows of the stock
 _MOST_BLOCKS = 1 << 14  # of a window; larger gradients are several windows

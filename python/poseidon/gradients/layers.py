@@ -1,4 +1,4 @@
-"""The gradients of a table's layers, as one rank of a replay draws them."""
+"""The gradients of a table's layers, as one rank of a replay draws them, and the parameters that it begins with."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections import defaultdict
 import numpy as np
 from numpy.typing import NDArray
 
-from poseidon.bench.gradients.fill import LookedUp, Stock, factor
-from poseidon.bench.gradients.kinds import family_of, kind_of
+from poseidon.gradients.fill import LookedUp, Stock, factor
+from poseidon.gradients.initial import initial_weight
+from poseidon.gradients.kinds import family_of, kind_of
 from poseidon.models import LayerSpec, ModelTable
 
 _VECTOR = "vector"
@@ -58,6 +59,10 @@ class LayerGradients:
         seed = list(self._whole).index(layer.name)
         inputs = factor(self._family, f"{kind}.rows", (count, cols), self._rank, seed)
         return inputs, factor(self._family, f"{kind}.outputs", (count, rows), self._rank, seed)
+
+    def initial_weight(self, layer: LayerSpec) -> NDArray[np.float32]:
+        """The weight that a layer owns, before the first step. Biases are 0 then."""
+        return initial_weight(self._table, layer, self._whole[layer.name])
 
     def _look_up(self, layer: LayerSpec, count: int) -> int:
         """Prepares an embedding. Returns the most values that one batch touches."""

@@ -1,0 +1,60 @@
+"""What travels of each byte when values are coded without loss (docs/coding.md), by the sample of real gradients."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from poseidon.gradients.bits import factor_bits, gradient_bits, vector_bits
+from poseidon.gradients.coded_bits import FORMATS, VALUE_BITS, Format
+from poseidon.planner.cluster import ClusterSpec
+from poseidon.planner.layers import Exchange
+from poseidon.planner.workload import PlannedUnit, Workload
+from poseidon.schemes import takes_factors, takes_rows
+
+# Of one core, in bytes of values as they are. A host's worker and its server have a thread each, which codes half of
+# what leaves the host and decodes half of what comes.
+_CODED_PER_S, _DECODED_PER_S = 2.5e9, 2e9
+_THREADS = 2
+_MOST_BUSY = 0.9  # src/transport/coding_choice.h
+
+AS_THEY_ARE = (1.0, 1.0)
+
+
+def codes(exchange: Exchange, cluster: ClusterSpec) -> bool:
+    """Whether hosts code what they send each other: "auto" does so where threads have the time for it.
+
+    Then it takes none of a step's: threads would wait for the port.
+    """
+    if exchange.coding != "auto" or cluster.hosts == 1:
+        return exchange.coding == "on" and cluster.hosts > 1
+    busy = cluster.payload_bytes_per_s * (1 / _CODED_PER_S + 1 / _DECODED_PER_S) / _THREADS
+    return busy <= _MOST_BUSY
+
+
+def coded_shares(work: Workload, unit: PlannedUnit, scheme: str) -> tuple[float, float]:
+    """What travels of each byte before servers add up, or between workers, and of each byte after."""
+    given, wire = work.exchange.coded_share, work.exchange.wire
+    if given is not None:
+        return given, given
+    if wire not in FORMATS:
+        return AS_THEY_ARE
+    form = cast("Format", wire)
+    if takes_factors(scheme):
+        before = factor_bits(work.table, work.table.layers[unit.places[0]], form)
+    else:
+        before = _mean_bits(work, unit, scheme, form, work.cluster.workers_per_host)  # a host may add up its own
+    after = _mean_bits(work, unit, scheme, form, work.cluster.workers)
+    return before / VALUE_BITS[form], after / VALUE_BITS[form]
+
+
+def _mean_bits(work: Workload, unit: PlannedUnit, scheme: str, form: Format, workers: int) -> float:
+    table, total, count = work.table, 0.0, 0
+    for layer, place in zip(unit.members, unit.places, strict=True):
+        spec = table.layers[place]
+        if layer.shape == spec.weight_shape:
+            bits = gradient_bits(table, spec, form, workers, takes_rows(scheme))
+        else:
+            bits = vector_bits(table, form, workers)
+        total += bits * layer.element_count
+        count += layer.element_count
+    return total / count if count else VALUE_BITS[form]
