@@ -73,6 +73,15 @@ WireOption = Annotated[
 ReviseOption = Annotated[
     OptionalText, typer.Option(help=f"Poseidon's option of that name: auto (by time) or off (by bytes). {_AS_TRAINING}")
 ]
+CodingOption = Annotated[
+    OptionalText, typer.Option(help=f"Poseidon's option of that name: auto, on or off. {_AS_TRAINING}")
+]
+CodedShareOption = Annotated[
+    OptionalNumber,
+    typer.Option(
+        min=0.01, max=1, help="What travels of each byte that is coded. Default: as with real gradients of such layers."
+    ),
+]
 OverlapOption = Annotated[bool, typer.Option("--overlap", help="With a DistributedOptimizer.")]
 
 
@@ -143,6 +152,8 @@ def _described(
     scheme: SchemeOption = None,
     wire: WireOption = None,
     revise: ReviseOption = None,
+    coding: CodingOption = None,
+    coded_share: CodedShareOption = None,
     overlap: OverlapOption = False,
 ) -> Described:
     spec = read_cluster(
@@ -154,7 +165,8 @@ def _described(
         racks=racks,
         oversubscription=oversubscription,
     )
-    exchange = _exchange(overlap, scheme=scheme, wire=wire, revise=revise)
+    exchange = _exchange(overlap, scheme=scheme, wire=wire, revise=revise, coding=coding)
+    exchange = replace(exchange, coded_share=coded_share)
     table = read_model(model, arguments or [], device, batch, compute)  # last, because a script runs for it
     return Described(table, spec, exchange)
 
