@@ -11,8 +11,7 @@ namespace poseidon {
 namespace {
 
 std::size_t coded_bytes(Coding coding, std::span<const std::byte> values) {
-  if (coding == Coding::none) return values.size();
-  invariant(values.size() % value_bytes(coding) == 0, "whole numbers are coded");
+  if (coding == Coding::none || values.size() % value_bytes(coding) != 0) return values.size();
   const std::size_t count = values.size() / value_bytes(coding);
   std::vector<std::byte> coded(kernel::most_coded_bytes(coding, count));
   return kernel::encode_lossless(coding, values.data(), count, coded.data());

@@ -259,6 +259,16 @@ def test_large_gradients_are_several_windows() -> None:
     assert (drawn[-1000:] != 0).any()
 
 
+def test_a_first_step_of_adamw_changes_the_bits_that_it_must() -> None:
+    """All parameters move by the learning rate: one of 0.02 by 2^16 of its least steps, and by 0.8 of a bf16's."""
+    command = [sys.executable, str(SCRIPT.with_name("pulls.py")), "--rates", "1e-4", "--steps", "0"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert answer.returncode == 0, answer.stderr
+    *_, wide, narrow = answer.stdout.splitlines()[-1].strip("| ").split(" | ")
+    assert 20 < float(wide) < 23
+    assert 4 < float(narrow) < 7
+
+
 def test_the_command_makes_a_sample(tmp_path: Path) -> None:
     out = tmp_path / "sample.npz"
     command = [sys.executable, str(SCRIPT), "--families", "dlrm", "--steps", "0", "2", "--out", str(out)]

@@ -40,6 +40,15 @@ def test_plan_as_json_has_the_same() -> None:
     assert {row["scheme"] for row in document["layers"]} == {"ps", "sfb"}
 
 
+def test_plan_predicts_coding_as_training_would_choose_it() -> None:
+    words = ["simulate", "ViT-B/16", "--hosts", "8", "--link", "1gbit", "--json"]
+    usual, off, given = (
+        json.loads(run(*words, *more))["step_s"] for more in ([], ["--coding", "off"], ["--coded-share", "0.5"])
+    )
+    assert 0.8 < usual / off < 0.95
+    assert given < usual
+
+
 def test_the_page_has_the_verdict_charts_and_every_layer(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
     document = json.loads(run("plan", *SMALL, "--html", str(page), "--json"))

@@ -192,6 +192,7 @@ class ReplayLinear(nn.Module):
         # Plain attributes, not buffers: what a wrapper would broadcast must be empty.
         self.input_rows, self.output_gradient = (_as_torch(one, dtype) for one in gradients.factors(spec))
         self.row_seconds = self.forward_seconds / len(self.input_rows)
+        self._random = np.random.default_rng(len(self.input_rows))
 
     def forward(self, token: torch.Tensor) -> torch.Tensor:
         output = self.linear(self.input_rows)
@@ -200,12 +201,19 @@ class ReplayLinear(nn.Module):
 
     def _run_backward(self) -> Gradients:
         """Sleeps before the backward pass of its product."""
+        self._draw()
         self.timeline.run(self.backward_seconds)
         return (self.output_gradient,)
 
+    def _draw(self) -> None:
+        """Gives rows of output gradients other signs, so that the product is another one."""
+        signs = self._random.integers(2, size=(len(self.output_gradient), 1)) * 2 - 1
+        self.output_gradient = self.output_gradient * torch.from_numpy(signs).to(self.output_gradient.dtype)
+
     def drawn(self) -> dict[nn.Parameter, torch.Tensor]:
-        """The gradients that the product has."""
-        found = {self.linear.weight: self.output_gradient.T @ self.input_rows}
+        """New gradients, as those of the product in a backward pass."""
+        self._draw()
+        found: dict[nn.Parameter, torch.Tensor] = {self.linear.weight: self.output_gradient.T @ self.input_rows}
         if self.linear.bias is not None:
             found[self.linear.bias] = self.output_gradient.sum(0)
         return found
