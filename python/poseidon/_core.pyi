@@ -971,6 +971,14 @@ def connections() -> list[Connection]:
 def digest(array: _Array) -> int:
     """A number that stands for an array's bytes (include/poseidon/digest.h)."""
 
+def coded_bytes(array: _Array, dtype: str) -> int:
+    """
+    The bytes of an array that is coded without loss, as numbers of `dtype` (include/poseidon/coded_size.h).
+    """
+
+def coded_difference_bytes(array: _Array, base: _Array, dtype: str) -> int:
+    """The same of an array that is told to somebody who has `base`."""
+
 class DropRule:
     """
     When servers end steps with stragglers=drop, for simulations (include/poseidon/drop_rule.h).
