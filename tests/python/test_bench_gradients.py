@@ -88,7 +88,7 @@ def test_bits_of_layers_are_those_of_replayed_gradients() -> None:
                 for workers, values in ((1, drawn[0]), (8, np.mean(drawn, axis=0, dtype=np.float32))):
                     expected = gradient_bits(whole, layer, form, workers)
                     assert coded_bits(values, form) / values.size == pytest.approx(
-                        expected, rel=0.2 if place == 0 else 0.03
+                        expected, rel=0.25 if place == 0 else 0.03
                     ), name
 
 

@@ -34,7 +34,7 @@ FORWARD_GIGAFLOPS = {
     "BERT-base": 22.4,  # 2 × 85.6 M × 128 tokens, and 0.6 of attention
     "GPT-2": 291.7,  # 2 × 123.5 M × 1,024 tokens, and 38.7 of attention
     "ViT-B/16": 35.1,  # torchvision: 17.56 G multiply-adds
-    "Llama-134M": 121.8,  # 2 × 109.5 M × 512 tokens, and 9.7 of attention
+    "Llama-134M": 58.5,  # 2 × 109.5 M × 256 tokens, and 2.4 of attention
     "Llama-1B LoRA": 1311,  # 2 × (1,235.8 M + 11.3 M) × 512 tokens, and 34.4 of attention
 }
 SUITE = ["BERT-base", "GPT-2", "ViT-B/16", "Llama-134M", "Llama-1B LoRA", "DLRM"]

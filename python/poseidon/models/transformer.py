@@ -104,12 +104,12 @@ def vit_b16() -> ModelTable:
 
 
 def llama_134m() -> ModelTable:
-    """A Llama of GPT-2's size on 4 sequences of 512 tokens: 134,105,856 parameters.
+    """A Llama of GPT-2's size on 8 sequences of 256 tokens: 134,105,856 parameters.
 
     The head has a weight of its own, so the gradient of the token embedding has only the rows of the batch's tokens.
     Shapes: `LlamaForCausalLM` of Hugging Face, with 12 blocks of width 768, perceptrons of 2,048 and 32,000 words.
     """
-    vocabulary, tokens, width, inner = 32000, 512, 768, 2048
+    vocabulary, tokens, width, inner = 32000, 256, 768, 2048
     builder = TableBuilder()
     builder.embedding("embed_tokens", vocabulary, width, tokens, _WORD_EXPONENT)
     for index in range(12):
@@ -126,7 +126,7 @@ def llama_134m() -> ModelTable:
         builder.fc(f"{mlp}.down_proj", inner, width, positions=tokens, bias=False)
     builder.norm("norm", width, tokens, bias=False)
     builder.fc("lm_head", width, vocabulary, positions=tokens, bias=False)
-    return _table("Llama-134M", builder, 4, "sequence")
+    return _table("Llama-134M", builder, 8, "sequence")
 
 
 def _lora(builder: TableBuilder, name: str, in_features: int, out_features: int, tokens: int) -> None:
