@@ -2,8 +2,9 @@
 
 Two workers on this machine train each model with `scheme=auto`: eager, compiled, and compiled in torch's class. The
 inputs of the convolutional ones are small, so that this takes minutes; their fully connected layers are the original
-ones. Then one worker trains the compiled model bare and wrapped, step by step in turns. Its overhead is the median of
-the paired differences as a share of the bare step.
+ones. Parameters are compared after the first step. Later steps amplify its rounding: after four of ResNet-18 biases
+differ by 2e-2, in eager mode, too. Then one worker trains the compiled model bare and wrapped, step by step in turns.
+Its overhead is the median of the paired differences as a share of the bare step.
 
     python bench/compiled_factors.py [--models mlp resnet18 vgg19] [--backend inductor]
 """
@@ -117,12 +118,14 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, data: tuple[t
 
 
 def trained(wrapper: Any, name: str, backend: str, rank: int, steps: int) -> tuple[Any, list[torch.Tensor]]:
-    """The wrapped model after some steps, and copies of its parameters."""
+    """The wrapped model after some steps, and copies of its parameters after the first one."""
     model = wrapper(built(name, backend))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for step in range(steps):
+    train_step(model, optimizer, batch(0, rank))
+    first = [param.detach().clone() for param in model.parameters()]
+    for step in range(1, steps):
         train_step(model, optimizer, batch(step, rank))
-    return model, [param.detach().clone() for param in model.parameters()]
+    return model, first
 
 
 def sent(model: Any) -> list[tuple[str, str, int]]:
@@ -143,7 +146,7 @@ def compare(rank: int, args: argparse.Namespace, name: str, port: int, folder: s
     compiled, ours = trained(poseidon.DistributedDataParallel, name, args.backend, rank, args.steps)
     found = sent(compiled)
     del compiled
-    _, theirs = trained(nn.parallel.DistributedDataParallel, name, args.backend, rank, args.steps)
+    _, theirs = trained(nn.parallel.DistributedDataParallel, name, args.backend, rank, 1)
     far = max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-12)) for a, b in zip(ours, theirs, strict=True))
     factors = sum(scheme in ("sfb", "sharded_factors") for _, scheme, _ in found)
     if rank == 0:
@@ -190,11 +193,11 @@ def main() -> None:
     met = True
     for name in args.models:
         found = measure(args, name)
-        good = found["alike"] and found["factors"] > 0 and found["far"] < 1e-3 and found["overhead"] < 0.01
+        good = found["alike"] and found["factors"] > 0 and found["far"] < 1e-5 and found["overhead"] < 0.01
         met &= good
         print(
             f"{name}: plan and bytes {'as' if found['alike'] else 'NOT as'} in eager mode, {found['factors']} layers "
-            f"by factors, parameters within {found['far']:.1e} of torch's class, overhead of one worker "
+            f"by factors, parameters within {found['far']:.1e} of torch's class after a step, overhead of one worker "
             f"{found['overhead']:+.2%}: {'met' if good else 'missed'}",
             flush=True,
         )
