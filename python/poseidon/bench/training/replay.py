@@ -164,9 +164,11 @@ class ReplayDense(nn.Module):
         self.timeline.run(self.backward_seconds)
         return drawn[self.weight], None if self.bias is None else drawn[self.bias]
 
-    def drawn(self) -> dict[nn.Parameter, torch.Tensor]:
+    def drawn(self) -> dict[torch.Tensor, torch.Tensor]:
         """New gradients."""
-        found = {self.weight: _as_torch(self._gradients.weight(self._spec), self._dtype)}
+        found: dict[torch.Tensor, torch.Tensor] = {
+            self.weight: _as_torch(self._gradients.weight(self._spec), self._dtype)
+        }
         if self.bias is not None:
             found[self.bias] = _as_torch(self._gradients.bias(self._spec), self._dtype)
         return found
@@ -210,10 +212,10 @@ class ReplayLinear(nn.Module):
         signs = self._random.integers(2, size=(len(self.output_gradient), 1)) * 2 - 1
         self.output_gradient = self.output_gradient * torch.from_numpy(signs).to(self.output_gradient.dtype)
 
-    def drawn(self) -> dict[nn.Parameter, torch.Tensor]:
+    def drawn(self) -> dict[torch.Tensor, torch.Tensor]:
         """New gradients, as those of the product in a backward pass."""
         self._draw()
-        found: dict[nn.Parameter, torch.Tensor] = {self.linear.weight: self.output_gradient.T @ self.input_rows}
+        found: dict[torch.Tensor, torch.Tensor] = {self.linear.weight: self.output_gradient.T @ self.input_rows}
         if self.linear.bias is not None:
             found[self.linear.bias] = self.output_gradient.sum(0)
         return found
@@ -258,9 +260,9 @@ class ReplayModel(nn.Module):
         else:
             self.take_memory(memory)
 
-    def drawn(self) -> dict[nn.Parameter, torch.Tensor]:
+    def drawn(self) -> dict[torch.Tensor, torch.Tensor]:
         """New gradients of all parameters, as a backward pass draws them, but at once."""
-        found: dict[nn.Parameter, torch.Tensor] = {}
+        found: dict[torch.Tensor, torch.Tensor] = {}
         for layer in reversed(list(self.layers.values())):
             assert isinstance(layer, ReplayDense | ReplayLinear)
             for parameter, gradient in layer.drawn().items():
