@@ -23,13 +23,13 @@ from typer.testing import CliRunner
 import poseidon.torch as poseidon
 import workers
 from forked import FORK
+from poseidon import live
 from poseidon.admin import Address, AdminServer
 from poseidon.cli.main import app
 from poseidon.errors import InvalidArgument, PoseidonError, Refused, Unreachable
-from poseidon.live import Board, LayerFigures, LinkFigures, LinkMeter, WorkerFigures, board, read_boards
+from poseidon.live import Board, LayerFigures, LinkFigures, LinkMeter, WorkerFigures, read_boards
 from poseidon.torch.process.context import context
-from poseidon.watch import Lateness, WatchService, fetch, is_silent, latest_worker
-from poseidon.watch.service import metrics_text
+from poseidon.watch import Lateness, WatchService, fetch, is_silent, latest_worker, metrics_text
 from waiting import compute_for
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana-dashboard.json"
@@ -66,12 +66,12 @@ def worker(rank: int, seconds: list[float], **changes: Any) -> WorkerFigures:
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(board, "_base", lambda: tmp_path)
+    monkeypatch.setattr(live, "_base", lambda: tmp_path)
     return tmp_path
 
 
 def hold_board(folder: Path, figures: WorkerFigures | None, pipe: Any) -> None:
-    board._base = lambda: folder
+    live._base = lambda: folder
     mine = Board()
     if figures is not None:
         mine.write(figures)
@@ -87,7 +87,7 @@ class Shown:
 
     def __init__(self, figures: WorkerFigures | None) -> None:  # with the fixture `base`
         self.pipe, there = FORK.Pipe()
-        self.process = FORK.Process(target=hold_board, args=(board._base(), figures, there), daemon=True)
+        self.process = FORK.Process(target=hold_board, args=(live._base(), figures, there), daemon=True)
         self.process.start()
         assert self.pipe.recv() == "written"
 

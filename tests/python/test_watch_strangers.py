@@ -16,11 +16,11 @@ import pytest
 from rich.console import Console
 
 from flight_records import record, write
+from poseidon import live
 from poseidon.doctor import group, load
 from poseidon.errors import InvalidArgument
-from poseidon.live import WorkerFigures, board, read_boards
-from poseidon.watch import tables
-from poseidon.watch.service import metrics_text
+from poseidon.live import WorkerFigures, read_boards
+from poseidon.watch import metrics_text, tables
 from test_watch import Shown, worker
 
 TIMES = [0.1, 0.2, 0.3]
@@ -30,7 +30,7 @@ COLOUR = "\x1b[31mred\x1b]0;title\x07"
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(board, "_base", lambda: tmp_path)
+    monkeypatch.setattr(live, "_base", lambda: tmp_path)
     return tmp_path
 
 
