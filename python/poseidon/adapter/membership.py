@@ -85,6 +85,18 @@ class Membership:
         """Number of workers in the present membership."""
         return self.settings.world_size if self.client is None else self.client.world_size
 
+    @property
+    def present_client(self) -> _core.Client:
+        """The client, where there is one: with several workers, after `meet`."""
+        assert self.client is not None
+        return self.client
+
+    @property
+    def present_control(self) -> Control:
+        """The control, where there is one: with several workers, after `prepare`."""
+        assert self.control is not None
+        return self.control
+
     def meet(self) -> None:
         """Joins the job, or its next generation if this process is part of it. Blocks, up to the timeout."""
         self.leave()

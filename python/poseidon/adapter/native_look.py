@@ -52,15 +52,13 @@ class NativeLook:
         self._kinds = [(layer.name, layer.shape, np.dtype(dtypes(layer.dtype))) for layer in layers]
         self._check = replica_check(here.settings, here.features)
         if self._check is not None:
-            assert here.control is not None
-            self._check.connect(here.control)
+            self._check.connect(here.present_control)
         sizes = [math.prod(shape) * dtype.itemsize for _, shape, dtype in self._kinds]
         self._struct = _Struct(0, 0, _FUNCTION(self._look), len(sizes), (ctypes.c_uint64 * len(sizes))(*sizes))
         self.number = 0
         if self._check is not None:
-            assert here.client is not None
-            self.number = here.client.add_look(ctypes.addressof(self._struct))
-            weakref.finalize(self, here.client.remove_look, self.number)
+            self.number = here.present_client.add_look(ctypes.addressof(self._struct))
+            weakref.finalize(self, here.present_client.remove_look, self.number)
 
     def begin_step(self, arrays: Callable[[], Sequence[NDArray[Any]]]) -> None:
         """The same for a step that Python runs. `arrays` is called if they are looked at. Raises Mismatch."""

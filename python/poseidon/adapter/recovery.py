@@ -221,9 +221,8 @@ class Recovery:
             self._step = step
         replaced = self._form()
         here = self._context
-        assert here.client is not None
         seconds = time.monotonic() - began
-        generation = here.client.generation
+        generation = here.present_client.generation
         event = RecoveryEvent(generation, here.rank, here.world_size, self._step, replaced, seconds, str(failure))
         self.history.append(event)
         tell(str(event))

@@ -109,13 +109,14 @@ class RunRecorder:
         first = max((step for step in FIRST_STEPS if step <= self._count), default=self._count + 1)
         if not first <= self._count < first + STEPS:
             return
-        assert here.client is not None
         if self._count == first:
             self._links.sent()  # from here on
-        step = replace(StepRecord.of(run, here.client), forward_begin_ns=run.forward_begin_ns, waited_ns=run.waited_ns)
+        step = replace(
+            StepRecord.of(run, here.present_client), forward_begin_ns=run.forward_begin_ns, waited_ns=run.waited_ns
+        )
         self._steps = [*(self._steps if self._count > first else []), step]
         if len(self._steps) == STEPS:
-            self.write(self.made(here.client, list(plan()), rates(self._steps), first, self._steps))
+            self.write(self.made(here.present_client, list(plan()), rates(self._steps), first, self._steps))
 
     def write(self, record: RunRecord) -> None:
         """Writes what `made` has made. It warns if the file cannot be written."""

@@ -107,14 +107,12 @@ class Versions:
 
         `all_new` says that no process has trained before. Then, with nothing on the disk, training begins.
         """
-        assert here.client is not None
-        assert here.control is not None
         holders = self._holders(here)
         version, from_disk = 0, None
         if here.rank == 0:
             version, from_disk = self._restore_newest(here, holders, all_new)
             self._files.drop_after(version)
-        (version,) = here.control.sum([version])
+        (version,) = here.present_control.sum([version])
         self._held = {step: held for step, held in self._held.items() if step <= version}
         state = self._spread(here, version, holders, from_disk)
         self._state.connect_servers(restored=version > 0)
@@ -124,9 +122,8 @@ class Versions:
 
     def _holders(self, here: Membership) -> dict[int, list[int]]:
         """The ranks that hold a copy, by version."""
-        assert here.control is not None
         holders: dict[int, list[int]] = {}
-        for rank, versions in enumerate(here.control.gather_lists(sorted(self._held))):
+        for rank, versions in enumerate(here.present_control.gather_lists(sorted(self._held))):
             for version in versions:
                 holders.setdefault(version, []).append(rank)
         return holders
@@ -138,12 +135,11 @@ class Versions:
 
         Returns the version, and that part if only the disk has it. 0 is the start.
         """
-        assert here.client is not None
         on_disk = self._files.steps()
         left = {*holders, *on_disk}
         wanted = self._state.restorable()
         limit = 0
-        while version := restore(here.client, wanted, limit):
+        while version := restore(here.present_client, wanted, limit):
             if not left:
                 raise InvalidArgument(
                     f"checkpoint_dir holds version {version} of this job, but not what workers keep beside it "
@@ -176,13 +172,12 @@ class Versions:
         self, here: Membership, version: int, holders: Mapping[int, Sequence[int]], from_disk: Any
     ) -> dict[str, Any]:
         """Loads this rank's part of the version, or that of a rank that has it. Collective."""
-        assert here.control is not None
         having = holders.get(version, [])
         held = self._held.get(version)
         state = from_disk if held is None else held.state(self._state.arrays)
         if len(having) < here.world_size:
             root = having[0] if having else 0
-            received = broadcast(state if here.rank == root else None, here.control, root)
+            received = broadcast(state if here.rank == root else None, here.present_control, root)
             if held is None:
                 state = received
                 if version > 0:

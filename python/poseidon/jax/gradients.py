@@ -105,8 +105,6 @@ def _latest_layers(here: Membership, what: str) -> list[SyncedLayer]:
 
 def _layers_of(here: Membership, params: Any, kernels: Sequence[Kernel]) -> list[SyncedLayer]:
     """The layers of these parameters. Collective for a tree of shapes, and of kernels with factors, that is new."""
-    assert here.client is not None
-    assert here.control is not None
     rules = LayerRules.of(here.settings)
     layers = [
         _layer(here.settings, rules, jax.tree_util.keystr(path) or "params", leaf, kernel)
@@ -115,13 +113,13 @@ def _layers_of(here: Membership, params: Any, kernels: Sequence[Kernel]) -> list
     description = "\n".join(f"{one.name}: {one.dtype} {one.shape}{' dense' * one.factorable}" for one in layers)
     tables = _tables.setdefault(here, {})
     if description not in tables:
-        check_same(here.control, description, "model")
+        check_same(here.present_control, description, "model")
         table = LayerTable(layers[::-1])  # as backward finishes them
         if any(layer.factorable for layer in layers):
-            table.settle(here.control, here.client.cluster)
-        table.connect(here.client, here.control)
+            table.settle(here.present_control, here.present_client.cluster)
+        table.connect(here.present_client, here.present_control)
         for layer in layers:
-            layer.take_next_scheme(here.client)
+            layer.take_next_scheme(here.present_client)
         tables[description] = layers
         watch_steps(here, layers, "jax")
     return tables[description]

@@ -54,10 +54,10 @@ class Testbed:
 
         Raises InvalidArgument for an impossible count, rate (such as "31.25mbit"), mtu, ratio or queue.
         """
-        self._layout = Layout(host_count, parse_rate(link), port_count=ports, **network)
+        self.layout = Layout(host_count, parse_rate(link), port_count=ports, **network)
         self._persistent = persistent
         self._id: int | None = None
-        self._hosts: list[Host] = []
+        self.hosts: list[Host] = []  # by index; none while the testbed is not up
         self._processes: list[subprocess.Popen[Any]] = []
 
     @property
@@ -68,24 +68,14 @@ class Testbed:
         return self._id
 
     @property
-    def hosts(self) -> list[Host]:
-        """The hosts, by index; none while the testbed is not up."""
-        return self._hosts
-
-    @property
     def link(self) -> str:
         """The rate of each port, such as "100mbit"."""
-        return format_rate(self._layout.bits_per_second)
+        return format_rate(self.layout.bits_per_second)
 
     @property
     def bits_per_second(self) -> int:
         """The rate of each port and direction, counted with Ethernet, IP and TCP headers."""
-        return self._layout.bits_per_second
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of its network."""
-        return self._layout
+        return self.layout.bits_per_second
 
     def up(self) -> None:
         """Makes the hosts and their links. If it raises TestbedError, it leaves nothing behind."""
@@ -95,13 +85,13 @@ class Testbed:
             state.remove_stale()
             testbed_id = state.free_id()
             state.write(self._record(testbed_id))
-            hosts = network.make_hosts(testbed_id, self._layout)
+            hosts = network.make_hosts(testbed_id, self.layout)
             try:
-                network.build(testbed_id, hosts, self._layout)
+                network.build(testbed_id, hosts, self.layout)
             except BaseException:
                 state.remove(testbed_id)
                 raise
-        self._id, self._hosts = testbed_id, hosts
+        self._id, self.hosts = testbed_id, hosts
 
     def down(self) -> None:
         """Ends the processes in the hosts and removes all of it. Does nothing when it is not up."""
@@ -113,7 +103,7 @@ class Testbed:
         self._processes.clear()
         with state.locked():
             state.remove(self._id)
-        self._id, self._hosts = None, []
+        self._id, self.hosts = None, []
 
     def __enter__(self) -> Testbed:
         self.up()
@@ -124,12 +114,12 @@ class Testbed:
 
     def _record(self, testbed_id: int) -> state.Record:
         if self._persistent:
-            return state.Record(testbed_id, self._layout)
-        return state.Record(testbed_id, self._layout, os.getpid(), state.start_of(os.getpid()) or 0)
+            return state.Record(testbed_id, self.layout)
+        return state.Record(testbed_id, self.layout, os.getpid(), state.start_of(os.getpid()) or 0)
 
     def command(self, host: int, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` in a host. It becomes `argv`'s process and does not start a child."""
-        return ["ip", "netns", "exec", self._hosts[host].namespace, *argv]
+        return ["ip", "netns", "exec", self.hosts[host].namespace, *argv]
 
     def exec(self, host: int, argv: Sequence[str], **popen: Any) -> subprocess.Popen[Any]:
         """Starts `argv` in a host. `popen` is passed to subprocess.Popen."""
@@ -142,8 +132,8 @@ class Testbed:
 
         Raises InvalidArgument for an impossible rate.
         """
-        layout = replace(self._layout, bits_per_second=parse_rate(link))
-        network.change_rate(self.id, self._hosts, layout, host)
+        layout = replace(self.layout, bits_per_second=parse_rate(link))
+        network.change_rate(self.id, self.hosts, layout, host)
 
     def copy_rate(self, source: int, destination: int, byte_count: int, dscp: int = 0) -> float:
         """Bits per second of payload that a plain TCP copy, with packets of a code point, reaches between two hosts."""
@@ -165,11 +155,11 @@ class Testbed:
         receivers, senders = [], []
         try:
             for (_, destination), mark in zip(pairs, marks, strict=True):
-                argv = [*program, "receive", self._hosts[destination].address, mark]
+                argv = [*program, "receive", self.hosts[destination].address, mark]
                 receivers.append(self.exec(destination, argv, stdout=subprocess.PIPE, text=True))
             ports = [(receiver.stdout.readline() if receiver.stdout else "").strip() for receiver in receivers]
             for (source, destination), port, mark in zip(pairs, ports, marks, strict=True):
-                argv = [*program, "send", self._hosts[destination].address, port, str(byte_count), mark]
+                argv = [*program, "send", self.hosts[destination].address, port, str(byte_count), mark]
                 senders.append(self.exec(source, argv))
             outputs = [receiver.communicate()[0] for receiver in receivers]
             if any(process.wait() != 0 for process in (*senders, *receivers)):

@@ -337,8 +337,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         here, sync = trained.context, trained.sync
         trained.features.add("join")
         assert sync is not None
-        assert here.control is not None
-        trained.join = JoinedTraining(trained, here.control, divide_by_initial_world_size, throw)
+        trained.join = JoinedTraining(trained, here.present_control, divide_by_initial_world_size, throw)
         return trained.join
 
     @property

@@ -133,9 +133,7 @@ class DistributedOptimizer(OptimizerWrapper):
         enter(self.model.trained_model(), self.server)
         if here.recovers:
             return  # the servers get their values when `Recovery` has found the others
-        assert here.client is not None
-        assert here.control is not None
-        self.server.connect(here.client, here.control, has_values=not new)
+        self.server.connect(here.present_client, here.present_control, has_values=not new)
         if resume:
             self.resumed_version = self.server.resume(self.state)
             self.state.clear()
@@ -344,10 +342,8 @@ class DistributedOptimizer(OptimizerWrapper):
         `restored` says that they have the values of a checkpoint. Otherwise they get rank 0's parameters and state.
         """
         here = self._membership
-        assert here.client is not None
-        assert here.control is not None
         assert self.server is not None
-        self.server.connect(here.client, here.control)
+        self.server.connect(here.present_client, here.present_control)
         if restored:
             self.server.take_restored()
         else:

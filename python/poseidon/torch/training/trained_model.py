@@ -139,27 +139,25 @@ class TrainedModel:
         `init_sync`: all ranks take over rank 0's parameters, and, `buffers_too`, its buffers.
         """
         here, sync = self.context, self.sync
-        assert here.client is not None
-        assert here.control is not None
         assert sync is not None
         for entry in self.entries:
             entry.forget_client()
         shares_buffers = self._sends_buffers or (init_sync and buffers_too)
         if shares_buffers:
             self.buffers.check()
-        _agree_on_shared(self.entries, here.control)
+        _agree_on_shared(self.entries, here.present_control)
         options = f"buffers in forward {self._sends_buffers}, at the start {buffers_too}, init_sync {init_sync}"
         options += f", {sync.layers.powersgd.describe()}" if sync.layers.powersgd is not None else ""
         text = describe(self.module, self.entries, options, self._ignored, shares_buffers)
-        check_same(here.control, text, "model")
+        check_same(here.present_control, text, "model")
         if self._sends_buffers and self.buffers.tensors():
-            self.buffers.connect(here.control)
+            self.buffers.connect(here.present_control)
         if init_sync:
             self.broadcast_state(0, buffers_too)
-        transfer = make_transfer(here.client, self.entries[0].param.device)
+        transfer = make_transfer(here.present_client, self.entries[0].param.device)
         transfer.weight = self.weight
-        self.weight.connect(here.control)
-        sync.connect(here.client, here.control, transfer)
+        self.weight.connect(here.present_control)
+        sync.connect(here.present_client, here.present_control, transfer)
         here.in_flight.add(sync)
 
     def set_weight(self, weight: int) -> None:
@@ -218,20 +216,18 @@ class TrainedModel:
         Unless `root_waits` that rank does not wait for the others: it may evaluate alone, and they take part when they
         train on. Raises Mismatch, and ends the job, if this rank has other buffers than `root`.
         """
-        assert self.context.control is not None
         try:
-            self.buffers.broadcast(self.context.control, root, root_waits)
+            self.buffers.broadcast(self.context.present_control, root, root_waits)
         except Mismatch as difference:
             self.context.abort(difference)
             raise
 
     def broadcast_state(self, root: int, buffers_too: bool) -> None:
         """Collective: overwrites the module's parameters, and, `buffers_too`, its buffers, with those of `root`."""
-        assert self.context.control is not None
         params = [param.detach() for name, param in self.module.named_parameters() if name not in self._ignored]
-        self.context.control.broadcast(params, root)
+        self.context.present_control.broadcast(params, root)
         if buffers_too:
-            self.context.control.broadcast(list(self.buffers.tensors().values()), root)
+            self.context.present_control.broadcast(list(self.buffers.tensors().values()), root)
 
     def broadcast_last_state(self, root: int) -> None:
         """Collective, at the end of a `join()`: the model of `root`, one of those that trained longest, for all."""
@@ -301,8 +297,7 @@ class TrainedModel:
             if entry.dtype == "float32":
                 entry.check(scheme=POWERSGD, wire=entry.asked.wire, wire_is_given=True)
         if self.sync.layers.connected:
-            assert self.context.control is not None
-            check_same(self.context.control, hook.describe(), "communication hook")
+            check_same(self.context.present_control, hook.describe(), "communication hook")
         self.sync.layers.compress_by(hook)
 
     def _check_not_stored(self) -> None:
