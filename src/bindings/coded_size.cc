@@ -16,7 +16,8 @@ using Array = nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig>;
 
 std::span<const std::byte> numbers(const Array& array, DType dtype) {
   if (array.nbytes() % dtype_bytes(dtype) != 0)
-    raise_if_failed({ErrorCode::invalid_argument, "the array's bytes are no whole numbers of the given dtype"});
+    raise_if_failed({ErrorCode::invalid_argument,
+                     "the array's bytes are no whole numbers of the given dtype; give an array of that dtype"});
   return {static_cast<const std::byte*>(array.data()), array.nbytes()};
 }
 

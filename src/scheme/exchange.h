@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <utility>
@@ -85,7 +86,9 @@ struct ServerAnswers {
   std::size_t missing_count = 0;            // of chunks
   std::vector<Buffer> staged;               // by chunk: answers that are copied from here to where they belong
   std::vector<std::uint64_t> bases;         // by chunk: digests of values that answers may differ from; empty: none
-  Buffer group_result;                      // for a group whose members have to wait for the footer
+  /// By chunk: differences whose base was no longer there. Their whole values are awaited.
+  std::map<std::uint32_t, wire::Header> asked_again;
+  Buffer group_result;  // for a group whose members have to wait for the footer
 };
 
 /// The result of the scheme rows, if the caller has no memory for it.

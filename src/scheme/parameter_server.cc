@@ -194,15 +194,20 @@ Status ParameterServer::check_awaited(const Exchange& exchange, const wire::Head
     return header.chunk < chunks.size() && chunks[header.chunk] == ChunkArrival::awaited;
   };
   const auto is_expected = [&] {
-    if (exchange.push() != nullptr) return header.step == exchange.step && is_result(exchange, header, links);
+    if (exchange.push() != nullptr && !progress.awaited().asked_again.contains(header.chunk))
+      return header.step == exchange.step && is_result(exchange, header, links);
     return header.kind == wire::Kind::value && wire::Value::read(header).array == array_of(exchange.operation);
   };
   if (progress.running && is_awaited() && is_expected()) return {};
   return {ErrorCode::mismatch, concat("an unexpected result: step ", header.step, ", chunk ", header.chunk)};
 }
 
-Status ParameterServer::check_payload(const wire::Header& header, DType dtype, std::size_t size_bytes) {
+Status ParameterServer::check_payload(const wire::Header& header, DType dtype, std::size_t size_bytes,
+                                      const Exchange* exchange) {
   const Answer answer(header);
+  if (is_difference(header) && (exchange == nullptr || !has_base(*exchange, header)))
+    return {ErrorCode::mismatch,
+            concat("the result of chunk ", header.chunk, " is a difference from a value that was not named")};
   const bool fits = header.payload_bytes == size_bytes || (answer.absent && header.payload_bytes == 0);
   if (!fits || answer.dtype != dtype)
     return Status(ErrorCode::mismatch, concat("the result of chunk ", header.chunk, " has ", header.payload_bytes,
@@ -219,8 +224,7 @@ Status ParameterServer::check_result(const Exchange& exchange, const wire::Heade
   const std::size_t chunk_bytes = exchange.unit().chunks[header.chunk].size_bytes;
   const DType dtype = answer_dtype(exchange, header);
   const bool brings = brings_values(exchange, header.chunk);
-  if (Status status = check_difference(exchange, header); !status.ok()) return status;
-  return check_payload(header, dtype, brings ? exchange.unit().bytes_as(dtype, chunk_bytes) : 0);
+  return check_payload(header, dtype, brings ? exchange.unit().bytes_as(dtype, chunk_bytes) : 0, &exchange);
 }
 
 /// Takes the fields of an answer.
@@ -303,21 +307,41 @@ std::span<const std::byte> ParameterServer::take_placed(const Exchange& exchange
   return place;
 }
 
+/// Asks the server for the whole value of a chunk whose difference has no base here any more. It cannot have changed:
+/// the next step needs this worker. With stragglers=drop it may be newer, as that of a late worker.
+void ParameterServer::ask_again(Exchange& exchange, const Links& links, const wire::Header& difference) const {
+  const Unit& unit = exchange.unit();
+  ServerAnswers& answers = exchange.progress.awaited();
+  answers.asked_again.emplace(difference.chunk, difference);
+  answers.chunks[difference.chunk] = ChunkArrival::awaited;
+  take_answer(exchange, difference);
+  exchange.outcome.bytes_received += wire::kHeaderBytes + difference.payload_bytes;
+  wire::Envelope about = envelope_to_server(exchange, links);
+  about.chunk = difference.chunk;
+  const Chunk& chunk = unit.chunks[difference.chunk];
+  send_counted(exchange, links, links.flow_of(chunk, exchange.priority.priority_class),
+               {FlightEvent::Party::server, true}, wire::Pull{0, unit.dtype != unit.value_dtype}.make(about), {});
+}
+
 Status ParameterServer::receive(Exchange& exchange, const wire::Header& header, std::span<const std::byte> payload,
                                 const Links& links) const {
   std::span<const std::byte> values;
   if (is_difference(header)) {
-    if (Status status = take_difference(exchange, header, payload); !status.ok()) {
-      exchange.progress.status = status;
-      exchange.complete_if_done();
+    Buffer& staged = exchange.progress.awaited().staged[header.chunk];
+    invariant(payload.data() == staged.data(), "a difference comes over a network, into memory of its own");
+    const bool taken = take_difference(exchange, header, staged.span().first(payload.size()));
+    links.pool->give_back(std::move(staged));
+    if (!taken) {
+      ask_again(exchange, links, header);
       return {};
     }
-    links.pool->give_back(std::move(exchange.progress.awaited().staged[header.chunk]));
     values = place_of(exchange, exchange.unit().chunks[header.chunk]);
-  } else if (!payload.empty())
+  } else if (!payload.empty()) {
     values = stages(exchange, header) ? take_staged(exchange, header, payload, links)
                                       : take_placed(exchange, header, payload);
-  pass_on(exchange, links, header, values);
+  }
+  const auto first = exchange.progress.awaited().asked_again.find(header.chunk);
+  pass_on(exchange, links, first == exchange.progress.awaited().asked_again.end() ? header : first->second, values);
   note_received(exchange, header, links);
   return {};
 }

@@ -23,8 +23,10 @@ class ParameterServer : public SchemeProtocol {
   static bool wants_result(const Exchange& exchange);
   /// ErrorCode::mismatch: the message is no answer for which the exchange waits.
   Status check_awaited(const Exchange& exchange, const wire::Header& header, const Links& links) const;
-  /// ErrorCode::mismatch: the answer has another type, or a payload of another size.
-  static Status check_payload(const wire::Header& header, DType dtype, std::size_t size_bytes);
+  /// ErrorCode::mismatch: the answer has another type, or a payload of another size; or it is a difference for which no
+  /// chunk of `exchange` has a base (null: none can have one).
+  static Status check_payload(const wire::Header& header, DType dtype, std::size_t size_bytes,
+                              const Exchange* exchange = nullptr);
   /// Notes the fields of an answer that is complete. The exchange goes on.
   static void note_received(Exchange& exchange, const wire::Header& header, const Links& links);
 
@@ -49,6 +51,7 @@ class ParameterServer : public SchemeProtocol {
   virtual void pass_on(Exchange& /*exchange*/, const Links& /*links*/, const wire::Header& /*answer*/,
                        std::span<const std::byte> /*values*/) const {}
 
+  void ask_again(Exchange& exchange, const Links& links, const wire::Header& difference) const;
   static void clear_empty_chunks(const Exchange& exchange);
   static void take_answer(Exchange& exchange, const wire::Header& header);
   static void expect_results(Exchange& exchange);

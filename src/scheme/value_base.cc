@@ -1,5 +1,8 @@
 #include "scheme/value_base.h"
 
+#include <cstring>
+
+#include "base/invariant.h"
 #include "kernel/lossless.h"
 #include "scheme/chunk_payload.h"
 
@@ -37,23 +40,19 @@ bool is_difference(const wire::Header& answer) {
   return answer.kind == wire::Kind::result && wire::StepResult::read(answer).difference;
 }
 
-Status check_difference(const Exchange& exchange, const wire::Header& answer) {
-  if (!is_difference(answer)) return {};
-  if (base_of(exchange, answer.chunk) != 0 && !wire::StepResult::read(answer).absent) return {};
-  return {ErrorCode::mismatch,
-          concat("the result of chunk ", answer.chunk, " is a difference from a value that was not named")};
+bool has_base(const Exchange& exchange, const wire::Header& answer) {
+  return base_of(exchange, answer.chunk) != 0 && answer.payload_bytes > 0;
 }
 
-Status take_difference(const Exchange& exchange, const wire::Header& answer, std::span<const std::byte> difference) {
+bool take_difference(const Exchange& exchange, const wire::Header& answer, std::span<std::byte> difference) {
   const std::span<std::byte> place = place_of(exchange, exchange.unit().chunks[answer.chunk]);
-  if (wire::base_digest(place) != base_of(exchange, answer.chunk))
-    return {ErrorCode::mismatch,
-            concat("parameters of ", exchange.unit().name,
-                   " were written to while their update was on its way; let the program change them before the "
-                   "backward pass or after step()")};
+  invariant(place.size() == difference.size(), "a difference has the size of its chunk");
   const std::size_t width = value_bytes(wire::coding_of(exchange.unit().dtype));
-  kernel::add_difference(difference.data(), place.data(), place.data(), place.size() / width, width);
-  return {};
+  kernel::add_difference(difference.data(), place.data(), difference.data(), place.size() / width, width);
+  // What was read above was the base, even if another process has this memory, too, and writes the new value there.
+  if (wire::base_digest(place) != base_of(exchange, answer.chunk)) return false;
+  std::memcpy(place.data(), difference.data(), place.size());
+  return true;
 }
 
 }  // namespace poseidon

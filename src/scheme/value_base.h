@@ -14,11 +14,11 @@ void name_base(Exchange& exchange, const Links& links, wire::Contribution& push)
 
 /// Whether an answer is a difference.
 bool is_difference(const wire::Header& answer);
-/// ErrorCode::mismatch: the answer is a difference, and this worker has named no base.
-Status check_difference(const Exchange& exchange, const wire::Header& answer);
+/// Whether this worker has named a base for the answer, which brings something.
+bool has_base(const Exchange& exchange, const wire::Header& answer);
 
-/// Makes the value of its difference, where the base lies. ErrorCode::mismatch: something has been written there since
-/// the push.
-Status take_difference(const Exchange& exchange, const wire::Header& answer, std::span<const std::byte> difference);
+/// Makes the value of its difference, where the base lies. Returns false, and writes nothing, if something else is
+/// there by now than at the push: then only the whole value is right. `difference` is overwritten.
+bool take_difference(const Exchange& exchange, const wire::Header& answer, std::span<std::byte> difference);
 
 }  // namespace poseidon

@@ -15,9 +15,10 @@ UpdateBase::UpdateBase(std::shared_ptr<const Buffer> value, Coding coding)
 
 std::shared_ptr<const Buffer> UpdateBase::difference_to(const Buffer& updated, BufferPool& pool) const {
   invariant(value_ != nullptr && updated.size() == value_->size(), "an update keeps the size of its value");
-  auto difference = pool.take_shared(updated.size());
-  kernel::difference(updated.data(), value_->data(), difference->data(), updated.size() / width_, width_);
-  return difference;
+  Buffer difference = pool.try_take(updated.size());
+  if (!difference) return nullptr;
+  kernel::difference(updated.data(), value_->data(), difference.data(), updated.size() / width_, width_);
+  return pool.share(std::move(difference));
 }
 
 }  // namespace poseidon

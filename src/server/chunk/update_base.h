@@ -24,7 +24,7 @@ class UpdateBase {
   /// Whether `digest` is that of the value. 0 never is.
   bool is(std::uint64_t digest) const { return digest != 0 && digest == digest_; }
 
-  /// Returns how `updated` differs (kernel::difference), in memory of the pool.
+  /// Returns how `updated` differs (kernel::difference), in memory of the pool. Null: it has no room.
   std::shared_ptr<const Buffer> difference_to(const Buffer& updated, BufferPool& pool) const;
 
  private:

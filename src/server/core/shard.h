@@ -163,6 +163,7 @@ class Shard : private Pinned {
     Requester* to;
     wire::Contribution push;
   };
+  bool has_room_for_difference(const wire::Contribution& shape) const;
   void send(const std::vector<StepAnswer>& answers, wire::Header header,
             const Result<std::shared_ptr<const Buffer>>& payload, UpdateBase& base);
   Result<std::shared_ptr<const Buffer>> store(Entry& entry, Buffer sum, const wire::Contribution& shape,

@@ -67,6 +67,12 @@ void Shard::finish(Entry& entry, Result<Buffer> sum) {
   if (shape.transient) forget(key_of(shape));
 }
 
+/// Whether there is room for a difference, and beside it for all that steps of other chunks need: it stays until the
+/// slowest worker has taken it.
+bool Shard::has_room_for_difference(const wire::Contribution& shape) const {
+  return pool_->budget().lowest_limit_bytes() == 0 || pool_->has_room(needed_bytes_ + 2 * shape.value_bytes());
+}
+
 /// Answers those who have contributed.
 void Shard::send(const std::vector<StepAnswer>& answers, wire::Header header,
                  const Result<std::shared_ptr<const Buffer>>& payload, UpdateBase& base) {
@@ -75,11 +81,13 @@ void Shard::send(const std::vector<StepAnswer>& answers, wire::Header header,
   for (const auto& [to, push] : answers)
     differs.push_back(brings && to != nullptr && push.wants_result && base.is(push.base) &&
                       to->codes(payload.value()->size()));
-  const auto differing = static_cast<std::size_t>(std::ranges::count(differs, true));
+  auto differing = static_cast<std::size_t>(std::ranges::count(differs, true));
+  const auto between = differing > 0 ? base.difference_to(*payload.value(), *pool_) : nullptr;
+  if (!between) differs.assign(answers.size(), false);
+  if (!between) differing = 0;
   CodingChoice* const choice = threads_.loop == nullptr ? nullptr : &threads_.loop->coding_choice();
   OutgoingResult whole(brings ? payload.value() : nullptr, answers.size() - differing, *pool_, choice);
-  OutgoingResult difference(differing > 0 ? base.difference_to(*payload.value(), *pool_) : nullptr, differing, *pool_,
-                            choice);
+  OutgoingResult difference(between, differing, *pool_, choice);
   for (std::size_t i = 0; i < answers.size(); ++i) {
     const auto& [to, push] = answers[i];
     if (to == nullptr) continue;  // the requester has left while other threads were adding
@@ -112,8 +120,7 @@ Result<std::shared_ptr<const Buffer>> Shard::store(Entry& entry, Buffer sum, con
   if (known != nullptr && known->rule.kind != nullptr) {
     const UpdateRule& rule = known->rule;
     const std::size_t new_bytes = update_bytes(shape);
-    // Without room for one more array the whole value is the answer.
-    if (names_base(entry.state) && pool_->has_room(new_bytes + shape.value_bytes())) base = base_of(stored, shape);
+    if (names_base(entry.state) && has_room_for_difference(shape)) base = base_of(stored, shape);
     const Status status =
         pool_->has_room(new_bytes) ? stored.update(rule, sum, shape.value_dtype()) : no_room(new_bytes);
     if (status.ok() && rule.keeps_gradient)
