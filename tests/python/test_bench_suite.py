@@ -97,9 +97,9 @@ def test_ratios_are_over_ddp_of_the_same_group_and_busy_ones_do_not_count(tmp_pa
 
 
 def test_what_sends_bf16_stands_beside_the_hook_and_coding_has_a_column() -> None:
-    coded = replace(cell("poseidon", 1.0), plain_bytes=2e6, coded_bytes=1.7e6)
+    coded = replace(cell("overlap", 1.0), plain_bytes=2e6, coded_bytes=1.7e6)
     table = markdown([coded, cell("ddp", 2.0), cell("ddp-bf16", 1.0), cell("server-bf16", 0.5)]).splitlines()
-    assert table[0] == "| model | hosts | GbE | DDP's efficiency | coding | poseidon | ddp-bf16 | server-bf16 |"
+    assert table[0] == "| model | hosts | GbE | DDP's efficiency | coding | overlap | ddp-bf16 | server-bf16 |"
     assert table[2] == "| VGG19 | 2 | 10 | 0.500 | 0.85 | 2.00 | 2.00 | 4.00 (2.00) |"
 
 

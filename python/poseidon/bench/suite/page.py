@@ -14,6 +14,7 @@ from poseidon.report.charts import bars_chart
 from poseidon.report.layout import PAGE_WIDTH, document, figure, head, legend, section, table
 
 _NONE, _DEFAULTS = "none", "poseidon"
+_EXACT = (_DEFAULTS, "overlap")  # which send the same
 _HEADS = ("hosts", "GbE", "method", "step", "samples/s", "efficiency", "coding", "× DDP", "× its bf16 hook")
 _METHOD = (
     "Layers are replayed: computation is slept, and gradients, exchange and update are real. Weights are divided by "
@@ -122,7 +123,7 @@ def _of_model(model: str, rows: Sequence[Row]) -> str:
 
 
 def markdown(cells: Iterable[Cell]) -> str:
-    """A table with a line for each group: what `poseidon` sends of each byte, and DDP's step over that of each method.
+    """A table with a line for each group: what exact methods send of each byte, and DDP's step over that of each one.
 
     In brackets there is the step of DDP's bf16 hook over that of methods that send bf16.
     """
@@ -138,5 +139,5 @@ def _markdown_lines(rows: Sequence[Row]) -> Iterator[str]:
         peer = by_name.get(PEER)
         texts = [by_name[name].short_text if name in by_name else "" for name in names]
         efficiency = "" if peer is None else f"{peer.efficiency:.3f}"
-        coding = by_name[_DEFAULTS].coding_text if _DEFAULTS in by_name else ""
+        coding = next((by_name[name].coding_text for name in _EXACT if name in by_name), "")
         yield f"| {model} | {hosts} | {rate:g} | {efficiency} | {coding} | {' | '.join(texts)} |"
