@@ -16,7 +16,7 @@ namespace {
 using std::chrono::milliseconds;
 
 // Which detail of a draw is asked for.
-enum Salt : std::uint64_t { kDelay = 1, kSplit, kSplitAt, kEnd, kCoded };
+enum : std::uint64_t { kDelay = 1, kSplit, kSplitAt, kEnd, kCoded };
 
 constexpr std::size_t kSplitBytes = 64;  // smaller payloads come in one piece
 

@@ -13,7 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 
 // Which detail of a partition is asked for.
-enum Salt : std::uint64_t { kGroup = 11, kDirection, kLossy, kDuration, kCutOff };
+enum : std::uint64_t { kGroup = 11, kDirection, kLossy, kDuration, kCutOff };
 
 constexpr milliseconds kRetryPause{5};
 constexpr milliseconds kShortestPartition{5};

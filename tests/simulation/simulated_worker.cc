@@ -17,7 +17,7 @@ namespace {
 constexpr std::size_t kEndsKept = 12;
 constexpr std::size_t kFactCount = 3;  // of each rank
 
-enum Salt : std::uint64_t { kFirstStarted = 31, kChoice = 37 };
+enum : std::uint64_t { kFirstStarted = 31, kChoice = 37 };
 
 Layer numbers_layer(const std::string& name, std::size_t count) {
   Layer layer;

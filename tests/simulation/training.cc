@@ -14,7 +14,7 @@ namespace {
 constexpr int kSlots = 32;
 constexpr std::size_t kStepsKept = 500;
 
-enum Salt : std::uint64_t { kInitial = 21, kDense, kLeft, kRight, kAbsence, kForm, kRow };
+enum : std::uint64_t { kInitial = 21, kDense, kLeft, kRight, kAbsence, kForm, kRow };
 
 Layer vector_of(const std::string& name, std::size_t element_count, Scheme scheme) {
   Layer layer;
