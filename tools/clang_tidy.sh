@@ -9,5 +9,5 @@ if [ -z "$tidy" ]; then
   echo "clang-tidy is not installed: skipped (apt-get install clang-tidy)" >&2
   exit 0
 fi
-cmake -S . -B build/tidy -G Ninja -DCMAKE_CXX_COMPILER=g++ -DPOSEIDON_PYTHON=OFF >/dev/null
+cmake -S . -B build/tidy -G Ninja -DCMAKE_CXX_COMPILER=g++ -DPOSEIDON_PYTHON=OFF -DPOSEIDON_UNITY=OFF >/dev/null
 find src -name '*.cc' -not -path 'src/bindings/*' -print0 | xargs -0 -P "$(nproc)" -n 4 "$tidy" -p build/tidy --quiet

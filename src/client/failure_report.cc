@@ -5,7 +5,7 @@
 namespace poseidon {
 
 namespace {
-constexpr std::size_t kMostWaiting = 64;  // in a record
+constexpr std::size_t kMostInARecord = 64;
 }  // namespace
 
 FailureReport::FailureReport(const Options& options, const Seat& seat, const Connections& connections,
@@ -75,7 +75,7 @@ FlightReport FailureReport::make_report(const Status& status, const FailureCause
   if (!connections_.all_greeted()) report.not_linked = connections_.not_linked();
   report.links = connections_.reports();
   for (const auto& [id, unit] : units_) {
-    if (!unit->syncer.exchange().progress.running || ++report.waiting_count > kMostWaiting) continue;
+    if (!unit->syncer.exchange().progress.running || ++report.waiting_count > kMostInARecord) continue;
     report.waiting.push_back(report_of(unit->syncer.exchange(), unit->syncer.waiting_for()));
   }
   report.events = connections_.recorder().events();

@@ -12,7 +12,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kQuickLook{0};
 // A process may find its slot taken by the entry of its predecessor, and by its own entry from an earlier attempt. If
 // this happens more often, the entry is from another living process, and one of the two has to end before both run out
 // of time. With a limit of 16, two processes went on for ever if the timeout was as short as 20 looks at the store.

@@ -12,7 +12,6 @@ namespace poseidon {
 
 namespace {
 
-constexpr auto kQuickLook = std::chrono::milliseconds(0);
 constexpr std::uint32_t kOnlyGeneration = 1;  // with OnFailure::abort
 
 std::uint32_t stored_generation(Store& store, const std::string& job) {

@@ -15,7 +15,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kQuickLook{0};
 constexpr milliseconds kWriteAgain{200};
 // How long newcomers wait, in hundredths of a sixth of their timeout. In a hundred of them the loss of a member has
 // shown, whose replacement a newcomer may be. In ten of them the other processes of another job have come, too.

@@ -1,6 +1,7 @@
 // What the members of a job publish in its store: the keys, and the format of the values.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -31,6 +32,9 @@ std::string refused_key(const std::string& job);
 std::string application_key(const std::string& job, int slot);
 std::string answer_key(const std::string& job, int slot);
 std::string applied_key(const std::string& job);
+
+/// How long to wait for a key that need not be there.
+inline constexpr std::chrono::milliseconds kQuickLook{0};
 
 /// The number in `text`, or 0 if it is not a number.
 std::uint32_t parse_generation(std::string_view text);

@@ -37,7 +37,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kAskAgain{20};
 constexpr std::chrono::milliseconds kDialAgain{100};
-constexpr std::chrono::milliseconds kQuickLook{100};  // and twice as long after each that was not answered
+constexpr std::chrono::milliseconds kLeastLook{100};  // and twice as long after each that was not answered
 constexpr std::chrono::milliseconds kAnswerTime{
     1'000};  // that a get gives the server at least, unless it is a quick look
 constexpr std::chrono::milliseconds kSetTime{2'000};
@@ -212,13 +212,13 @@ class TcpStore final : public Store {
                      Clock::time_point answer_deadline) {
     if (key.size() > kMaxKeyBytes || value.size() > kMaxValueBytes)
       return Status(ErrorCode::invalid_argument, "key or value too large for the rendezvous store");
-    const std::string request = to_text({op, key, value});
+    const std::string request = store_protocol::to_text({op, key, value});
     for (;;) {
       if (!stream_) {
         if (Status status = reach(deadline, [] { return true; }); !status.ok()) return status;
       }
       auto answer = exchange(request, answer_deadline);
-      if (answer.ok()) quick_look_ = kQuickLook;
+      if (answer.ok()) quick_look_ = kLeastLook;
       if (answer.ok() || answer.status().code() == ErrorCode::refused) return answer;
       look_longer();
       stream_.close();  // a late answer would be taken for the answer to the next request
@@ -231,7 +231,7 @@ class TcpStore final : public Store {
 
   /// A server that many ask at once takes longer to answer. If all gave up early and asked again, it never would.
   void look_longer() {
-    quick_look_ = std::min(2 * quick_look_, std::max(kQuickLook, std::min(kSetTime, timeout_ / 10)));
+    quick_look_ = std::min(2 * quick_look_, std::max(kLeastLook, std::min(kSetTime, timeout_ / 10)));
   }
 
   Result<Answer> exchange(const std::string& request, Clock::time_point deadline) {
@@ -289,7 +289,7 @@ class TcpStore final : public Store {
   const std::string where_;
   ByteStream stream_;
   bool reached_ = false;
-  std::chrono::milliseconds quick_look_ = kQuickLook;
+  std::chrono::milliseconds quick_look_ = kLeastLook;
   [[no_unique_address]] OneThread one_thread_{"TcpStore"};
 };
 

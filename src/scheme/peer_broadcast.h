@@ -80,6 +80,8 @@ void compute(
     Exchange& exchange, const Links& links, std::size_t job_count, std::function<void(std::size_t)> job,
     std::function<void()> then = [] {});
 
+inline constexpr std::size_t kMinElementsPerJob = std::size_t{1} << 18;
+
 /// As compute(), for ranges of `count` things, in at most `most_jobs` jobs and as many as there are threads.
 void compute_ranges(
     Exchange& exchange, const Links& links, std::size_t most_jobs, std::size_t count,

@@ -19,7 +19,6 @@ namespace poseidon {
 namespace {
 
 constexpr std::size_t kMinSliceFloats = 1024;
-constexpr std::size_t kMinElementsPerJob = std::size_t{1} << 18;
 /// A layer is compressed if that makes it smaller by more than this factor, as with torch's hook.
 constexpr std::size_t kLeastCompression = 2;
 

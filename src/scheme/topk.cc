@@ -12,8 +12,6 @@ namespace poseidon {
 
 namespace {
 
-constexpr std::size_t kMinElementsPerJob = std::size_t{1} << 18;
-
 /// The number of elements that each worker sends.
 std::size_t count_of(const Layer& layer) {
   const double wanted = std::ceil(layer.compression.topk_fraction * static_cast<double>(layer.element_count));

@@ -16,7 +16,7 @@ constexpr std::uint32_t kMagic = 0x43445350;    // "PSDC" in little-endian bytes
 constexpr std::uint32_t kTrailer = 0x45445350;  // "PSDE"
 constexpr std::uint32_t kFormatVersion = 3;
 // The name's length, dtype, size and chunk size. The rule and the name follow.
-constexpr std::size_t kUnitBytes = 4 + 4 + 8 + 8;
+constexpr std::size_t kUnitHeadBytes = 4 + 4 + 8 + 8;
 constexpr std::size_t kRecordBytes = 4 + 4 + 8 + 4 + 4;
 constexpr std::size_t kChecksumBytes = 4;
 constexpr std::uint32_t kMaxArrays = 1 + kMaxUpdateStates;  // the value and its rule's states
@@ -24,7 +24,7 @@ constexpr std::uint32_t kMaxArrays = 1 + kMaxUpdateStates;  // the value and its
 Status damaged(const std::string& why) { return {ErrorCode::mismatch, "the checkpoint file is damaged: " + why}; }
 
 Status read_units(wire::Cursor& cursor, std::uint32_t count, CheckpointHead& head) {
-  if (count > cursor.left_bytes() / (kUnitBytes + wire::kUpdateRuleBytes))
+  if (count > cursor.left_bytes() / (kUnitHeadBytes + wire::kUpdateRuleBytes))
     return damaged("it claims more units than it has room for");
   std::set<std::string> names;
   for (std::uint32_t i = 0; i < count; ++i) {
@@ -77,7 +77,7 @@ CheckpointSizes checkpoint_sizes(const CheckpointHead& head) {
   CheckpointSizes sizes;
   sizes.head_bytes = kCheckpointStartBytes + head.job.size() + head.records.size() * kRecordBytes + kChecksumBytes;
   for (const CheckpointUnit& one : head.units)
-    sizes.head_bytes += kUnitBytes + wire::kUpdateRuleBytes + one.unit.name.size();
+    sizes.head_bytes += kUnitHeadBytes + wire::kUpdateRuleBytes + one.unit.name.size();
   sizes.file_bytes = sizes.head_bytes + kCheckpointTrailerBytes;
   for (const CheckpointRecord& record : head.records) sizes.file_bytes += head.data_bytes(record);
   return sizes;
