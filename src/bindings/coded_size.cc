@@ -12,9 +12,9 @@ namespace poseidon::bindings {
 
 namespace {
 
-using Array = nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig>;
+using ReadArray = nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig>;
 
-std::span<const std::byte> numbers(const Array& array, DType dtype) {
+std::span<const std::byte> numbers(const ReadArray& array, DType dtype) {
   if (array.nbytes() % dtype_bytes(dtype) != 0)
     raise_if_failed({ErrorCode::invalid_argument,
                      "the array's bytes are no whole numbers of the given dtype; give an array of that dtype"});
@@ -26,7 +26,7 @@ std::span<const std::byte> numbers(const Array& array, DType dtype) {
 void bind_coded_size(nb::module_& module) {
   module.def(
       "coded_bytes",
-      [](const Array& array, const std::string& dtype) {
+      [](const ReadArray& array, const std::string& dtype) {
         const DType type = dtype_from(dtype);
         const auto values = numbers(array, type);
         return unlocked([&] { return coded_bytes(type, values); });
@@ -35,7 +35,7 @@ void bind_coded_size(nb::module_& module) {
       "The bytes of an array that is coded without loss, as numbers of `dtype` (include/poseidon/coded_size.h).");
   module.def(
       "coded_difference_bytes",
-      [](const Array& array, const Array& base, const std::string& dtype) {
+      [](const ReadArray& array, const ReadArray& base, const std::string& dtype) {
         const DType type = dtype_from(dtype);
         const auto values = numbers(array, type), from = numbers(base, type);
         if (values.size() != from.size())
