@@ -151,7 +151,7 @@ wire::Header ParameterServer::request_header(const Exchange& exchange, const Lin
 void ParameterServer::send_chunk(Exchange& exchange, const Links& links, const Chunk& chunk,
                                  wire::Header header) const {
   header.chunk = chunk.index;
-  if (exchange.push() != nullptr) {
+  if (exchange.push() != nullptr && exchange.about.stored) {
     auto push = wire::Contribution::read(header);
     name_base(exchange, links, push);
     header = push.make();

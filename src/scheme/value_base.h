@@ -9,7 +9,7 @@
 namespace poseidon {
 
 /// Says in `push`, to the server of its chunk, which value lies where the result goes, if the answer may be the
-/// difference from that. The value has to stay there until the answer comes.
+/// difference from that. If something else is there when it comes, take_difference says so.
 void name_base(Exchange& exchange, const Links& links, wire::Contribution& push);
 
 /// Whether an answer is a difference.

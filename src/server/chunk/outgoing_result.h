@@ -15,7 +15,8 @@ namespace poseidon {
 /// Used by one thread.
 class OutgoingResult {
  public:
-  /// `values` do not change any more. `receiver_count` workers get them. `choice` is that of their loop, or null.
+  /// `values` do not change any more. `receiver_count` workers get them over connections that
+  /// code. `choice` is that of their loop, or null.
   OutgoingResult(std::shared_ptr<const Buffer> values, std::size_t receiver_count, BufferPool& pool,
                  CodingChoice* choice)
       : values_(std::move(values)), receiver_count_(receiver_count), pool_(pool), choice_(choice) {}

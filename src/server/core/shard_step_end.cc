@@ -77,16 +77,20 @@ bool Shard::has_room_for_difference(const wire::Contribution& shape) const {
 void Shard::send(const std::vector<StepAnswer>& answers, wire::Header header,
                  const Result<std::shared_ptr<const Buffer>>& payload, UpdateBase& base) {
   const bool brings = payload.ok() && payload.value() != nullptr;
+  const auto is_coded = [&](const StepAnswer& answer) {
+    return brings && answer.to != nullptr && answer.push.wants_result && answer.to->codes(payload.value()->size());
+  };
+  const auto coded_count = static_cast<std::size_t>(std::ranges::count_if(answers, is_coded));
   std::vector<bool> differs;
-  for (const auto& [to, push] : answers)
-    differs.push_back(brings && to != nullptr && push.wants_result && base.is(push.base) &&
-                      to->codes(payload.value()->size()));
+  for (const StepAnswer& answer : answers) differs.push_back(base.is(answer.push.base) && is_coded(answer));
   auto differing = static_cast<std::size_t>(std::ranges::count(differs, true));
   const auto between = differing > 0 ? base.difference_to(*payload.value(), *pool_) : nullptr;
-  if (!between) differs.assign(answers.size(), false);
-  if (!between) differing = 0;
+  if (between == nullptr) {
+    differs.assign(answers.size(), false);
+    differing = 0;
+  }
   CodingChoice* const choice = threads_.loop == nullptr ? nullptr : &threads_.loop->coding_choice();
-  OutgoingResult whole(brings ? payload.value() : nullptr, answers.size() - differing, *pool_, choice);
+  OutgoingResult whole(brings ? payload.value() : nullptr, coded_count - differing, *pool_, choice);
   OutgoingResult difference(between, differing, *pool_, choice);
   for (std::size_t i = 0; i < answers.size(); ++i) {
     const auto& [to, push] = answers[i];
