@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -169,6 +170,8 @@ def start_fleet(places: Sequence[Place], build: Callable[[int], Any]) -> Iterato
 
     Import what the workers need, but start no threads, before the call: forked processes share the imports' memory.
     """
+    if "torch" in sys.modules:
+        import torch._dynamo  # noqa: F401 – a process's first optimizer would, for as long as PyTorch itself takes
     processes: list[BaseProcess] = []
     connections: list[Connection] = []
     fleet = Fleet(processes, connections)
