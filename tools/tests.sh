@@ -7,6 +7,8 @@
 # command of its own, make test-frameworks.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+# Where it is set, each of the many processes that tests start would compile what it imports of this tree.
+unset PYTHONDONTWRITEBYTECODE
 
 # Files whose tests judge no times and need no network of their own. They take turns in going to one lane or the other,
 # and this order makes both about as long.

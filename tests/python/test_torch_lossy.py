@@ -66,19 +66,22 @@ def topk_part(gradient: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
 def onebit_part(gradient: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     """The mean of its sign for each element of a block of 512, added in 16 lanes."""
     wanted = (gradient + residual).flatten()
-    part = torch.empty_like(wanted)
-    for start in range(0, wanted.numel(), 512):
-        block = wanted[start : start + 512]
-        padded = torch.cat([block, torch.zeros(-block.numel() % 16)]).view(-1, 16)
-        for negative in (True, False):
-            sign = block < 0 if negative else block >= 0
-            lanes = torch.zeros(16)
-            for row in padded:
-                lanes = lanes + torch.where((row < 0) == negative, row, 0.0)
-            total = torch.zeros(())
-            for lane in lanes:
-                total = total + lane
-            part[start : start + 512][sign] = total / max(1, int(sign.sum()))
+    # All blocks at once. What fills up the last one adds zeros, and does not count.
+    missing = -wanted.numel() % 512
+    blocks = torch.cat([wanted, torch.zeros(missing)]).view(-1, 512)
+    is_there = torch.cat([torch.ones_like(wanted), torch.zeros(missing)]).view(-1, 512).bool()
+    parts = torch.empty_like(blocks)
+    for negative in (True, False):
+        sign = (blocks < 0) == negative
+        lanes = torch.zeros(len(blocks), 16)
+        for row in torch.where(sign, blocks, 0.0).view(-1, 32, 16).unbind(1):
+            lanes = lanes + row
+        total = torch.zeros(len(blocks))
+        for lane in lanes.unbind(1):
+            total = total + lane
+        mean = total / (sign & is_there).sum(1).clamp(min=1)
+        parts = torch.where(sign, mean[:, None], parts)
+    part = parts.view(-1)[: wanted.numel()]
     residual.copy_((wanted - part).view_as(residual))
     return part.view_as(gradient)
 
