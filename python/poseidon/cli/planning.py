@@ -19,76 +19,13 @@ if TYPE_CHECKING:
     from poseidon.planner import ClusterSpec, Exchange
 
 _OF_THE_FILE = "Beats the cluster file."
-
-ModelArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL",
-        help=(
-            "A network, such as VGG19 (the error for an unknown one names all), a training script: train.py, or a "
-            "model with a batch in Python: module:object."
-        ),
-    ),
-]
-ScriptArguments = Annotated[
-    OptionalTexts, typer.Argument(metavar="[-- ARGUMENTS]", help="The script's own arguments, after a --.")
-]
-ClusterOption = Annotated[
-    OptionalPath,
-    typer.Option(metavar="FILE", help="A cluster file (docs/planning.md). The options below stand for its lines."),
-]
-HostsOption = Annotated[OptionalWhole, typer.Option(help=f"Hosts with a port each. {_OF_THE_FILE}")]
-LinkOption = Annotated[
-    OptionalText, typer.Option(metavar="RATE", help=f"Rate of each port and direction, such as 10gbit. {_OF_THE_FILE}")
-]
-WorkersOption = Annotated[
-    OptionalWhole, typer.Option(help=f"Workers (accelerators) of each host, which share its port. {_OF_THE_FILE}")
-]
-ServersOption = Annotated[
-    OptionalWhole,
-    typer.Option(help=f"Dedicated servers on hosts of their own. Default: every worker hosts one. {_OF_THE_FILE}"),
-]
-RacksOption = Annotated[OptionalWhole, typer.Option(help=f"Racks that the hosts are spread over. {_OF_THE_FILE}")]
-OversubscriptionOption = Annotated[
-    OptionalNumber, typer.Option(help=f"What a rack's hosts could send over what its uplink carries. {_OF_THE_FILE}")
-]
-DeviceOption = Annotated[
-    str, typer.Option(help="Accelerator whose batch and time the papers give. The error for an unknown one names all.")
-]
-ComputeOption = Annotated[
-    OptionalNumber,
-    typer.Option(metavar="SECONDS", help="What a step takes on one of your accelerators alone. Default: the device's."),
-]
-BatchOption = Annotated[
-    OptionalWhole,
-    typer.Option(min=1, help="Samples of one worker and step. Without --compute the time is in proportion."),
-]
 _AS_TRAINING = "Default: what training would take from its environment and poseidon.toml."
-SchemeOption = Annotated[
-    OptionalText, typer.Option(help=f"Poseidon's option of that name, such as auto, ps or sfb. {_AS_TRAINING}")
-]
-WireOption = Annotated[
-    OptionalText, typer.Option(help=f"Poseidon's option of that name: fp32, bf16, fp16 or int8. {_AS_TRAINING}")
-]
-ReviseOption = Annotated[
-    OptionalText, typer.Option(help=f"Poseidon's option of that name: auto (by time) or off (by bytes). {_AS_TRAINING}")
-]
-CodingOption = Annotated[
-    OptionalText, typer.Option(help=f"Poseidon's option of that name: auto, on or off. {_AS_TRAINING}")
-]
-CodedShareOption = Annotated[
-    OptionalNumber,
-    typer.Option(
-        min=0.01, max=1, help="What travels of each byte that is coded. Default: as with real gradients of such layers."
-    ),
-]
-OverlapOption = Annotated[bool, typer.Option("--overlap", help="With a DistributedOptimizer.")]
 
 
 def read_model(
     name: str, arguments: Sequence[str], device: str, batch: int | None, compute: float | None
 ) -> ModelTable:
-    """The layer table for the options above. Raises InvalidArgument for what is no model, device or time.
+    """The layer table for options of these names. Raises InvalidArgument for what is no model, device or time.
 
     A script is run for a few steps, and so is a model from Python.
     """
@@ -116,7 +53,7 @@ def read_model(
 
 
 def read_cluster(file: Path | None, **flags: object) -> ClusterSpec:
-    """The cluster of a file and of the options above, by the names that the file has for them."""
+    """The cluster of a file and of options, by the names that the file has for them."""
     # Help does not wait for the compiled core.
     from poseidon.planner.cluster import Setting, make_cluster, read_settings
 
@@ -137,24 +74,76 @@ class Described:
 
 
 def _described(
-    model: ModelArgument,
-    arguments: ScriptArguments = None,
-    cluster: ClusterOption = None,
-    hosts: HostsOption = None,
-    link: LinkOption = None,
-    workers_per_host: WorkersOption = None,
-    servers: ServersOption = None,
-    racks: RacksOption = None,
-    oversubscription: OversubscriptionOption = None,
-    device: DeviceOption = "titan-x",
-    compute: ComputeOption = None,
-    batch: BatchOption = None,
-    scheme: SchemeOption = None,
-    wire: WireOption = None,
-    revise: ReviseOption = None,
-    coding: CodingOption = None,
-    coded_share: CodedShareOption = None,
-    overlap: OverlapOption = False,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help=(
+                "A network, such as VGG19 (the error for an unknown one names all), a training script: train.py, or a "
+                "model with a batch in Python: module:object."
+            ),
+        ),
+    ],
+    arguments: Annotated[
+        OptionalTexts, typer.Argument(metavar="[-- ARGUMENTS]", help="The script's own arguments, after a --.")
+    ] = None,
+    cluster: Annotated[
+        OptionalPath,
+        typer.Option(metavar="FILE", help="A cluster file (docs/planning.md). The options below stand for its lines."),
+    ] = None,
+    hosts: Annotated[OptionalWhole, typer.Option(help=f"Hosts with a port each. {_OF_THE_FILE}")] = None,
+    link: Annotated[
+        OptionalText,
+        typer.Option(metavar="RATE", help=f"Rate of each port and direction, such as 10gbit. {_OF_THE_FILE}"),
+    ] = None,
+    workers_per_host: Annotated[
+        OptionalWhole, typer.Option(help=f"Workers (accelerators) of each host, which share its port. {_OF_THE_FILE}")
+    ] = None,
+    servers: Annotated[
+        OptionalWhole,
+        typer.Option(help=f"Dedicated servers on hosts of their own. Default: every worker hosts one. {_OF_THE_FILE}"),
+    ] = None,
+    racks: Annotated[OptionalWhole, typer.Option(help=f"Racks that the hosts are spread over. {_OF_THE_FILE}")] = None,
+    oversubscription: Annotated[
+        OptionalNumber,
+        typer.Option(help=f"What a rack's hosts could send over what its uplink carries. {_OF_THE_FILE}"),
+    ] = None,
+    device: Annotated[
+        str,
+        typer.Option(help="Accelerator whose batch and time the papers give. The error for an unknown one names all."),
+    ] = "titan-x",
+    compute: Annotated[
+        OptionalNumber,
+        typer.Option(
+            metavar="SECONDS", help="What a step takes on one of your accelerators alone. Default: the device's."
+        ),
+    ] = None,
+    batch: Annotated[
+        OptionalWhole,
+        typer.Option(min=1, help="Samples of one worker and step. Without --compute the time is in proportion."),
+    ] = None,
+    scheme: Annotated[
+        OptionalText, typer.Option(help=f"Poseidon's option of that name, such as auto, ps or sfb. {_AS_TRAINING}")
+    ] = None,
+    wire: Annotated[
+        OptionalText, typer.Option(help=f"Poseidon's option of that name: fp32, bf16, fp16 or int8. {_AS_TRAINING}")
+    ] = None,
+    revise: Annotated[
+        OptionalText,
+        typer.Option(help=f"Poseidon's option of that name: auto (by time) or off (by bytes). {_AS_TRAINING}"),
+    ] = None,
+    coding: Annotated[
+        OptionalText, typer.Option(help=f"Poseidon's option of that name: auto, on or off. {_AS_TRAINING}")
+    ] = None,
+    coded_share: Annotated[
+        OptionalNumber,
+        typer.Option(
+            min=0.01,
+            max=1,
+            help="What travels of each byte that is coded. Default: as with real gradients of such layers.",
+        ),
+    ] = None,
+    overlap: Annotated[bool, typer.Option("--overlap", help="With a DistributedOptimizer.")] = False,
 ) -> Described:
     spec = read_cluster(
         cluster,
@@ -172,7 +161,7 @@ def _described(
 
 
 planning_command = shared_options(_described)
-"""Gives `command(described, …)` the options above. It gets what they describe, and its own options by name."""
+"""Gives `command(described, …)` these options. It gets what they describe, and its own options by name."""
 
 
 def _exchange(overlap: bool, **flags: str | None) -> Exchange:

@@ -39,10 +39,6 @@ app = typer.Typer(
 
 _DEFAULT_METHODS = ",".join(PAPER_METHODS)
 _OVERLAPPED = ", ".join(name for name, method in METHODS.items() if method.overlap)
-ModelsOption = Annotated[list[str] | None, typer.Option(help=f"May be repeated. Default: {', '.join(PAPER_MODELS)}.")]
-MethodsOption = Annotated[
-    str, typer.Option(help=f"Methods of `bench train`, separated by commas; with overlap: {_OVERLAPPED}.")
-]
 GigabitsOption = Annotated[
     list[float] | None,
     typer.Option(
@@ -50,10 +46,6 @@ GigabitsOption = Annotated[
         help="Gb/s of the real ports, which the testbed's stand for at rate / (scale² · stretch); may be repeated.",
     ),
 ]
-ScaleOption = Annotated[int, typer.Option(min=1, help="Divisor of weight dimensions and batch.")]
-StretchOption = Annotated[float, typer.Option(min=0.001, help="Factor of the K40's compute time.")]
-StepsOption = Annotated[int, typer.Option(min=1, help="Measured steps per round.")]
-RepeatsOption = Annotated[int, typer.Option(min=1, help="Rounds per method; methods take turns.")]
 
 
 def _bytes(text: str, what: str) -> int:
@@ -106,12 +98,16 @@ def _urgent_table(result: UrgentResult) -> Iterator[RenderableType]:
 
 
 def _grid(
-    model: ModelsOption = None,
-    methods: MethodsOption = _DEFAULT_METHODS,
-    scale: ScaleOption = 4,
-    stretch: StretchOption = 4.0,
-    steps: StepsOption = 3,
-    repeats: RepeatsOption = 2,
+    model: Annotated[
+        list[str] | None, typer.Option(help=f"May be repeated. Default: {', '.join(PAPER_MODELS)}.")
+    ] = None,
+    methods: Annotated[
+        str, typer.Option(help=f"Methods of `bench train`, separated by commas; with overlap: {_OVERLAPPED}.")
+    ] = _DEFAULT_METHODS,
+    scale: Annotated[int, typer.Option(min=1, help="Divisor of weight dimensions and batch.")] = 4,
+    stretch: Annotated[float, typer.Option(min=0.001, help="Factor of the K40's compute time.")] = 4.0,
+    steps: Annotated[int, typer.Option(min=1, help="Measured steps per round.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds per method; methods take turns.")] = 2,
     priorities: PrioritiesOption = 2,
     threshold: ThresholdOption = "coarse",
     switches: SwitchesOption = Switches.ignore,
