@@ -1,7 +1,6 @@
 #include "poseidon/features.h"
 
 #include <iterator>
-#include <string>
 
 namespace poseidon {
 

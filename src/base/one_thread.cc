@@ -5,7 +5,6 @@
 #include <chrono>
 
 #include "base/invariant.h"
-#include "base/thread.h"
 
 namespace poseidon {
 

@@ -1,5 +1,4 @@
 // The loop side of ClientImpl: exchanges, messages and failures.
-#include <cstring>
 #include <utility>
 
 #include "base/memory_guard.h"

@@ -1,6 +1,5 @@
 #include "rendezvous/members.h"
 
-#include <chrono>
 #include <map>
 #include <string_view>
 

@@ -1,7 +1,6 @@
 // Newcomers: which processes may take part in a job that goes on (docs/decisions/0055-runs.md).
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <optional>

@@ -1,7 +1,6 @@
 // Loop: one thread that owns its flows and everything that their receivers keep. Nothing inside it needs a lock.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>

@@ -4,7 +4,6 @@
 #include <cstring>
 #include <string>
 
-#include "poseidon/dtype.h"
 #include "poseidon/plan.h"
 #include "wire/body.h"
 #include "wire/messages/contribution.h"

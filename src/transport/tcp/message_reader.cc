@@ -1,6 +1,5 @@
 #include "transport/tcp/message_reader.h"
 
-#include <algorithm>
 #include <cstring>
 #include <utility>
 
