@@ -428,19 +428,11 @@ class Layer:
         cols: int = 0,
         scheme: str = "auto",
         stored: bool = False,
-        whole: bool = False,
-        wire: str = "fp32",
-        parameter_wire: str = "fp32",
-        float32_value: bool = False,
-        row_gradient: bool = False,
-        zeros_are_missing: bool = False,
-        lossy: str = "",
-        topk_fraction: float = 0.01,
-        powersgd_rank: int = 4,
-        matrix_rows: int = 0,
-        factor_wire: str = "",
-        error_feedback: bool = False,
-    ) -> None: ...
+    ) -> None:
+        """
+        Without an update of its own, a wire format or what else wished_layer() gives.
+        """
+
     @property
     def kept_count(self) -> int: ...
     @property
@@ -598,21 +590,17 @@ class Unit:
     @property
     def name(self) -> str: ...
     @property
-    def dtype(self) -> str: ...
-    @property
-    def wire_dtype(self) -> str: ...
-    @property
-    def factor_dtype(self) -> str: ...
-    @property
-    def bytes_per_value(self) -> float: ...
-    @property
-    def bytes_per_factor(self) -> float: ...
-    @property
     def size_bytes(self) -> int: ...
     @property
     def layers(self) -> list[int]: ...
     @property
     def chunks(self) -> list[Chunk]: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def bytes_per_value(self) -> float: ...
+    @property
+    def bytes_per_factor(self) -> float: ...
     @property
     def grouped(self) -> bool: ...
 
@@ -666,18 +654,13 @@ def list_checkpoints(directory: str, verify: bool = False) -> list[CheckpointLis
 
 class UpdateRule:
     """
-    How servers update a layer (include/poseidon/update.h). The keywords are the values of the kind, as update_rules() lists them. `aggregator` is the name of what reduces the ranks' contributions (include/poseidon/aggregate.h); the servers have to know it.
+    How servers update a layer (include/poseidon/update.h). The keywords are the values of the kind. `aggregator` is the name of what reduces the ranks' contributions (include/poseidon/aggregate.h); the servers have to know it.
     """
 
     def __init__(self, kind: str, *, keeps_gradient: bool = False, aggregator: str = "sum", **values: Any) -> None: ...
     @property
     def state_count(self) -> int: ...
     def __eq__(self, arg: object, /) -> bool: ...
-
-def update_rules() -> dict[str, list[str]]:
-    """
-    The kinds of update rules that this process knows, each with the names of its values.
-    """
 
 GRADIENT_ARRAY: int = 5
 

@@ -4,8 +4,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <string>
-
 #include "bindings/bindings.h"
 
 namespace poseidon::bindings {
@@ -17,8 +15,7 @@ void bind_checkpoint(nb::module_& module) {
   module.def(
       "list_checkpoints",
       [](const std::string& directory, bool verify) {
-        return value_of(
-            call_blocking([&](const std::function<bool()>&) { return poseidon::list_checkpoints(directory, verify); }));
+        return value_of(call_blocking([&](auto&) { return poseidon::list_checkpoints(directory, verify); }));
       },
       nb::arg("directory"), nb::arg("verify") = false);
 }

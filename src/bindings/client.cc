@@ -94,8 +94,8 @@ class PyClient {
   }
 
   std::size_t choose_chunk_bytes(std::size_t known) {
-    return value_of(call_blocking(
-        [&](const std::function<bool()>& keep_waiting) { return client_->choose_chunk_bytes(known, keep_waiting); }));
+    return value_of(
+        call_blocking([&](auto& keep_waiting) { return client_->choose_chunk_bytes(known, keep_waiting); }));
   }
 
   void start_absent(std::uint32_t layer, Array array, std::uint32_t divisor, bool counts) {
@@ -158,9 +158,8 @@ class PyClient {
   }
 
   std::pair<std::uint32_t, Plan> add_layers(const std::vector<Layer>& layers, bool transient) {
-    auto added = value_of(call_blocking([&](const std::function<bool()>& keep_waiting) {
-      return client_->add_layers(layers, transient, keep_waiting);
-    }));
+    auto added = value_of(
+        call_blocking([&](auto& keep_waiting) { return client_->add_layers(layers, transient, keep_waiting); }));
     std::uint32_t id = added.first_layer;
     for (const auto& layer : added.plan.layers) layers_.emplace(id++, layer);
     return {added.first_layer, std::move(added.plan)};
@@ -170,8 +169,7 @@ class PyClient {
 
   void wait_all() {
     const std::uint64_t last = held_.last(), last_many = held_many_.last();
-    const Status status = call_blocking(
-        [&](const std::function<bool()>& keep_waiting) { return client_->wait_all(telling(keep_waiting)); });
+    const Status status = call_blocking([&](auto& keep_waiting) { return client_->wait_all(telling(keep_waiting)); });
     held_.release_all(last);
     held_many_.release_all(last_many);
     raise_if_failed(status);
@@ -179,16 +177,15 @@ class PyClient {
 
   void wait(std::uint32_t layer) {
     const std::uint64_t last = held_.last();
-    const Status status = call_blocking(
-        [&](const std::function<bool()>& keep_waiting) { return client_->wait(layer, telling(keep_waiting)); });
+    const Status status =
+        call_blocking([&](auto& keep_waiting) { return client_->wait(layer, telling(keep_waiting)); });
     held_.release(layer, last);
     raise_if_failed(status);
   }
 
   void wait_operation(std::uint32_t layer, std::uint64_t number) {
-    const Status status = call_blocking([&](const std::function<bool()>& keep_waiting) {
-      return client_->wait_operation(layer, number, telling(keep_waiting));
-    });
+    const Status status = call_blocking(
+        [&](auto& keep_waiting) { return client_->wait_operation(layer, number, telling(keep_waiting)); });
     // What has started since has let go of the arrays, and has its own.
     if (client_->newest_operation(layer) == number) held_.release(layer, held_.last());
     raise_if_failed(status);
@@ -197,7 +194,7 @@ class PyClient {
   /// `wait` for so many layers, of which start_all was given the first.
   void wait_range(std::uint32_t first_layer, std::uint32_t count) {
     const std::uint64_t last = held_many_.last();
-    const Status status = call_blocking([&](const std::function<bool()>& keep_waiting) {
+    const Status status = call_blocking([&](auto& keep_waiting) {
       Status first_failure;
       for (std::uint32_t i = 0; i < count; ++i) {
         Status waited = client_->wait(first_layer + i, telling(keep_waiting));
@@ -219,7 +216,7 @@ class PyClient {
 
   void shutdown(bool serves_on) {
     if (is_inherited()) return;
-    call_blocking([&](const std::function<bool()>& keep_waiting) {
+    call_blocking([&](auto& keep_waiting) {
       client_->shutdown(keep_waiting, serves_on);
       return true;
     });

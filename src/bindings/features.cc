@@ -4,8 +4,6 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
-#include <string>
-
 #include "bindings/bindings.h"
 
 namespace poseidon::bindings {

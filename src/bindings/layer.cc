@@ -6,7 +6,6 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "bindings/bindings.h"
@@ -62,34 +61,13 @@ void bind_layer(nb::module_& module) {
       .def(
           "__init__",
           [](Layer* self, std::string name, const std::string& dtype, std::size_t element_count, std::size_t rows,
-             std::size_t cols, const std::string& scheme, bool stored, bool whole, const std::string& wire,
-             const std::string& parameter_wire, bool float32_value, bool row_gradient, bool zeros_are_missing,
-             const std::string& lossy, double topk_fraction, std::size_t powersgd_rank, std::size_t matrix_rows,
-             const std::string& factor_wire, bool error_feedback) {
-            new (self) Layer{
-                std::move(name),
-                dtype_from(dtype),
-                element_count,
-                rows,
-                cols,
-                scheme_from(scheme),
-                stored,
-                whole,
-                wire_from(wire),
-                wire_from(parameter_wire),
-                float32_value,
-                row_gradient,
-                zeros_are_missing,
-                {lossy.empty() ? Scheme::automatic : concrete_scheme(lossy), topk_fraction, powersgd_rank, matrix_rows,
-                 factor_wire.empty() ? std::nullopt : std::optional(wire_from(factor_wire)), error_feedback}};
+             std::size_t cols, const std::string& scheme, bool stored) {
+            new (self)
+                Layer{std::move(name), dtype_from(dtype), element_count, rows, cols, scheme_from(scheme), stored};
           },
           nb::arg("name"), nb::arg("dtype"), nb::arg("element_count"), nb::arg("rows") = 0, nb::arg("cols") = 0,
-          nb::arg("scheme") = "auto", nb::arg("stored") = false, nb::arg("whole") = false, nb::arg("wire") = "fp32",
-          nb::arg("parameter_wire") = "fp32", nb::arg("float32_value") = false, nb::arg("row_gradient") = false,
-          nb::arg("zeros_are_missing") = false, nb::arg("lossy") = "",
-          nb::arg("topk_fraction") = Compression().topk_fraction,
-          nb::arg("powersgd_rank") = Compression().powersgd_rank, nb::arg("matrix_rows") = 0,
-          nb::arg("factor_wire") = "", nb::arg("error_feedback") = false)
+          nb::arg("scheme") = "auto", nb::arg("stored") = false,
+          "Without an update of its own, a wire format or what else wished_layer() gives.")
       .def_prop_ro("kept_count", [](const Layer& layer) { return kept_count(layer); })
       .def_ro("name", &Layer::name)
       .def_prop_ro("dtype", [](const Layer& layer) { return std::string(dtype_name(layer.dtype)); })

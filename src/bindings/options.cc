@@ -5,9 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <limits>
-#include <string>
 #include <utility>
-#include <vector>
 
 #include "bindings/bindings.h"
 #include "poseidon/scheme.h"

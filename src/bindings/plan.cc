@@ -83,19 +83,14 @@ void bind_plan(nb::module_& module) {
   nb::class_<Chunk>(module, "Chunk", "A slice of a unit and the shard that owns it.")
       POSEIDON_FIELDS(Chunk, index, offset_bytes, size_bytes, server, core, flow);
   nb::class_<Unit>(module, "Unit", "What is exchanged as one: a layer, or a group of small ones.")
-      .def_ro("id", &Unit::id)
-      .def_ro("name", &Unit::name)
-      .def_prop_ro("dtype", [](const Unit& unit) { return std::string(dtype_name(unit.dtype)); })
-      .def_prop_ro("wire_dtype", [](const Unit& unit) { return std::string(dtype_name(unit.wire_dtype)); })
-      .def_prop_ro("factor_dtype", [](const Unit& unit) { return std::string(dtype_name(unit.factor_dtype)); })
-      .def_prop_ro(
-          "bytes_per_value",
-          [](const Unit& unit) { return (bytes_per_value(unit.wire_dtype) + bytes_per_value(unit.result_dtype)) / 2; })
-      .def_prop_ro("bytes_per_factor", [](const Unit& unit) { return bytes_per_value(unit.factor_dtype); })
-      .def_ro("size_bytes", &Unit::size_bytes)
-      .def_ro("layers", &Unit::layers)
-      .def_ro("chunks", &Unit::chunks)
-      .def_prop_ro("grouped", &Unit::grouped);
+      POSEIDON_FIELDS(Unit, id, name, size_bytes, layers, chunks)
+          .def_prop_ro("dtype", [](const Unit& unit) { return std::string(dtype_name(unit.dtype)); })
+          .def_prop_ro("bytes_per_value",
+                       [](const Unit& unit) {
+                         return (bytes_per_value(unit.wire_dtype) + bytes_per_value(unit.result_dtype)) / 2;
+                       })
+          .def_prop_ro("bytes_per_factor", [](const Unit& unit) { return bytes_per_value(unit.factor_dtype); })
+          .def_prop_ro("grouped", &Unit::grouped);
   nb::class_<Plan>(module, "Plan", "Immutable; identical on every rank.")
       POSEIDON_FIELDS(Plan, cluster, layers, terms, units, unit_of_layer, server_bytes)
           .def("lines", &plan_lines);

@@ -4,8 +4,6 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
-#include <chrono>
-#include <string>
 #include <utility>
 
 #include "bindings/bindings.h"
@@ -67,8 +65,7 @@ void bind_store(nb::module_& module) {
   module.def(
       "open_store",
       [](const Options& options) {
-        return value_of(call_blocking(
-            [&](const std::function<bool()>& keep_waiting) { return open_store(options, keep_waiting); }));
+        return value_of(call_blocking([&](auto& keep_waiting) { return open_store(options, keep_waiting); }));
       },
       nb::arg("options"), "The store at master_addr:master_port, for all generations of a job.");
   module.def(

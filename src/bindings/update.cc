@@ -1,14 +1,8 @@
 // Bindings of poseidon/update.h.
 #include "poseidon/update.h"
 
-#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-
-#include <map>
-#include <string>
-#include <utility>
-#include <vector>
 
 #include "bindings/bindings.h"
 
@@ -29,20 +23,12 @@ UpdateRule rule_from(const std::string& kind, bool keeps_gradient, const std::st
   return rule;
 }
 
-/// Returns the names of the values of each kind that this process knows.
-std::map<std::string, std::vector<std::string>> known_rules() {
-  std::map<std::string, std::vector<std::string>> rules{{"none", {}}};
-  for (const std::string& name : update_rule_names())
-    for (const UpdateValue& value : find_update_rule(name)->values) rules[name].push_back(value.name);
-  return rules;
-}
-
 }  // namespace
 
 void bind_update(nb::module_& module) {
   nb::class_<UpdateRule>(module, "UpdateRule",
                          "How servers update a layer (include/poseidon/update.h). The keywords are the values of the "
-                         "kind, as update_rules() lists them. `aggregator` is the name of what reduces the ranks' "
+                         "kind. `aggregator` is the name of what reduces the ranks' "
                          "contributions (include/poseidon/aggregate.h); the servers have to know it.")
       .def(
           "__init__",
@@ -52,8 +38,6 @@ void bind_update(nb::module_& module) {
           nb::arg("aggregator") = std::string(kSumAggregator), nb::arg("values"))
       .def_prop_ro("state_count", [](const UpdateRule& rule) { return update_state_count(rule); })
       .def("__eq__", [](const UpdateRule& a, const UpdateRule& b) { return a == b; });
-  module.def("update_rules", &known_rules,
-             "The kinds of update rules that this process knows, each with the names of its values.");
   module.attr("GRADIENT_ARRAY") = kGradientArray;
 }
 
