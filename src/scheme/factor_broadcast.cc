@@ -91,9 +91,6 @@ class FactorBroadcast final : public ExactBroadcast {
 
 }  // namespace
 
-const SchemeProtocol& sfb_scheme() {
-  static const FactorBroadcast scheme;
-  return scheme;
-}
+const SchemeProtocol& sfb_scheme() { return only_one<FactorBroadcast>(); }
 
 }  // namespace poseidon

@@ -66,9 +66,6 @@ class OneBit final : public CompressedBroadcast {
 
 }  // namespace
 
-const SchemeProtocol& onebit_scheme() {
-  static const OneBit scheme;
-  return scheme;
-}
+const SchemeProtocol& onebit_scheme() { return only_one<OneBit>(); }
 
 }  // namespace poseidon

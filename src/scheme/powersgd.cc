@@ -266,9 +266,6 @@ class PowerSgd final : public ParameterServer {
 
 }  // namespace
 
-const SchemeProtocol& powersgd_scheme() {
-  static const PowerSgd scheme;
-  return scheme;
-}
+const SchemeProtocol& powersgd_scheme() { return only_one<PowerSgd>(); }
 
 }  // namespace poseidon

@@ -119,9 +119,6 @@ class Rows final : public ExactBroadcast {
 
 }  // namespace
 
-const SchemeProtocol& rows_scheme() {
-  static const Rows scheme;
-  return scheme;
-}
+const SchemeProtocol& rows_scheme() { return only_one<Rows>(); }
 
 }  // namespace poseidon

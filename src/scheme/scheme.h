@@ -99,6 +99,13 @@ class SchemeProtocol {
   const SchemeTraits traits_;
 };
 
+/// Returns the only object of a class of protocols that needs no arguments. It has static lifetime.
+template <typename Protocol>
+const Protocol& only_one() {
+  static const Protocol protocol;
+  return protocol;
+}
+
 /// Returns the protocol of a scheme, which must not be Scheme::automatic. It has static lifetime and no state.
 const SchemeProtocol& protocol_of(Scheme scheme);
 /// Returns the protocol of a unit's exchange by this scheme: where the unit goes by machine, that of the scheme's way

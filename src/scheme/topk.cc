@@ -74,9 +74,6 @@ class TopK final : public CompressedBroadcast {
 
 }  // namespace
 
-const SchemeProtocol& topk_scheme() {
-  static const TopK scheme;
-  return scheme;
-}
+const SchemeProtocol& topk_scheme() { return only_one<TopK>(); }
 
 }  // namespace poseidon
