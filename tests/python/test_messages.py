@@ -63,7 +63,7 @@ CORE_WITHOUT_REMEDY = {
         r"src/rendezvous/tcp_store\.cc: the rendezvous store has no key",
         r"src/transport/flow_end\.cc: connection to ",
         r"src/transport/\w+/\w+_(flow|transport)\.cc: (connection to .*)?\(?closed by the peer",
-        r"src/transport/\w+/\w+\.cc: cannot connect to ",  # Connections::on_failure
+        r"src/transport/(\w+/\w+|connector)\.cc: cannot connect to ",  # Connections::on_failure
         r"src/transport/shm/(local_socket|shm_transport|shm_listener)\.cc: ",
         r"src/transport/tcp/tcp_flow\.cc: the system does not permit marking",  # the job goes on
         r"src/transport/tls/tls_session\.cc: TLS: ",

@@ -4,7 +4,7 @@
 #include <mutex>
 #include <utility>
 
-#include "transport/connect_attempts.h"
+#include "transport/connector.h"
 #include "transport/inproc/inproc_flow.h"
 
 namespace poseidon {
@@ -82,31 +82,20 @@ class InprocListener final : public Listener {
   const std::string address_;
 };
 
-/// One connect(), which tries again until the deadline. Its timer keeps it alive. Only the loop thread uses it.
-class Connector : public std::enable_shared_from_this<Connector> {
+class InprocConnector final : public Connector {
  public:
-  Connector(std::shared_ptr<Registry> registry, Loop& loop, std::string address, Clock::time_point deadline,
-            OnConnect done)
-      : registry_(std::move(registry)),
-        loop_(loop),
-        address_(std::move(address)),
-        done_(std::move(done)),
-        attempts_(1, deadline) {}
+  InprocConnector(std::shared_ptr<Registry> registry, Loop& loop, std::string address, Clock::time_point deadline,
+                  OnConnect done)
+      : Connector(loop, std::move(address), 1, deadline, std::move(done)), registry_(std::move(registry)) {}
 
-  void ask() {
+  void attempt() override {
     loop_.check_thread();
-    if (auto flow = registry_->connect(loop_, address_)) return done_(std::move(flow));
-    const auto next = attempts_.next();
-    if (!next) return done_(Status(ErrorCode::unreachable, "cannot connect to " + address_ + ": nobody listens there"));
-    loop_.call_at(*next, [self = shared_from_this()] { self->ask(); });
+    if (auto flow = registry_->connect(loop_, address_)) return finish(std::move(flow));
+    failed("nobody listens there");
   }
 
  private:
   const std::shared_ptr<Registry> registry_;
-  Loop& loop_;
-  const std::string address_;
-  const OnConnect done_;
-  ConnectAttempts attempts_;
 };
 
 class InprocTransport final : public Transport {
@@ -122,8 +111,8 @@ class InprocTransport final : public Transport {
   }
 
   void connect(Loop& loop, const std::string& address, Clock::time_point deadline, OnConnect done) override {
-    auto connector = std::make_shared<Connector>(registry_, loop, address, deadline, std::move(done));
-    loop.post([connector] { connector->ask(); });
+    auto connector = std::make_shared<InprocConnector>(registry_, loop, address, deadline, std::move(done));
+    loop.post([connector] { connector->attempt(); });
   }
 
  private:

@@ -24,7 +24,7 @@ class TcpTransport final : public Transport {
     if (!candidates.ok()) return cannot_connect(loop, std::move(done), candidates.status());
     auto connector = std::make_shared<tcp::TcpConnector>(loop, address, std::move(candidates.value()), admission_,
                                                          deadline, std::move(done));
-    loop.post([connector] { connector->start(); });
+    loop.post([connector] { connector->attempt(); });
   }
 
  private:

@@ -60,11 +60,11 @@ class UcxTransport final : public Transport {
     // The look-up is done here, because a slow name server must not block the loop.
     auto candidates = tcp::resolve(address);
     if (!candidates.ok()) return cannot_connect(loop, std::move(done), candidates.status());
-    loop.post([engines = engines_, admission = admission_, &loop, address, candidates = std::move(candidates.value()),
-               deadline, done = std::move(done)] {
+    loop.post([engines = engines_, credentials = admission_.credentials, &loop, address,
+               candidates = std::move(candidates.value()), deadline, done = std::move(done)] {
       auto engine = engines->of(loop);
       if (!engine.ok()) return done(engine.status().with_context("cannot connect to " + address));
-      std::make_shared<UcxConnector>(loop, address, candidates, admission, deadline, done)->start(engine.value());
+      std::make_shared<UcxConnector>(engine.value(), loop, address, candidates, credentials, deadline, done)->attempt();
     });
   }
 
