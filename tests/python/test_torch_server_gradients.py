@@ -313,13 +313,14 @@ def test_only_who_looks_pays(set_to_none: bool) -> None:
 
 
 def memory_of_gradients() -> None:
-    """What this rank has pushed is not kept, nor the mean any longer than `.grad` is."""
+    """What this rank has pushed is not kept once the update is there, nor the mean any longer than `.grad` is."""
     model, optimizer = pair(SPECS[4], mlp)[0]
     param = model.synced_parameters[0].param
     own: list[Any] = []
     param.register_post_accumulate_grad_hook(lambda param: own.append(weakref.ref(param.grad)))
     for looks in (False, True):
         mean_loss(model, *map(own_rows, mlp_batch(0, 4 * poseidon.world_size()))).backward()
+        optimizer.synchronize()
         assert own.pop()() is None
         mean = weakref.ref(param.grad)
         if looks:

@@ -137,7 +137,7 @@ def _plain(name: str, **changes: Any) -> Method:
 
 
 def _on_servers(name: str, description: str, dtype: str) -> Method:
-    return Method(name, "poseidon", description, "ps", on_servers=True, dtype=dtype)
+    return Method(name, "poseidon", description, "ps", overlap=True, on_servers=True, dtype=dtype)
 
 
 def _lossy(name: str, **changes: Any) -> list[Method]:

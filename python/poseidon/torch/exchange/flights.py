@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -23,7 +24,7 @@ from poseidon.torch.exchange.runs import Runs
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.compatibility import call_before_compiling, increment_version
 from poseidon.torch.tensors.modes import update_mode
-from poseidon.torch.tensors.ownership import is_held, reachable
+from poseidon.torch.tensors.ownership import is_held, reachable, storage_of
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import Watched, Watcher, unnoticed, unwatch, watch, without_torch_function
 
@@ -104,7 +105,9 @@ class Flights(Watcher):
         _FLYING[self] = self._listener()
         self._exchanges[entry] = pending
         self._units.setdefault(entry.unit, []).append(pending)
-        if pending.absent:  # whether there will be a gradient is not known yet
+        if pending.absent or pending.update_is_due:  # whether there will be a gradient is not known yet, or what it is
+            if pending.update_is_due:
+                self._all_overtaken = False
             watch(entry.param, self, entry)
             return
         if pending.stand_in is None:
@@ -134,21 +137,27 @@ class Flights(Watcher):
         for pending in exchanges:
             pending.step = step
             watch(pending.entry.param, self, pending.entry)
-        self._settle_exposed([pending.entry for pending in exchanges])
+        self.settle_exposed([pending.entry for pending in exchanges])
 
-    def _settle_exposed(self, entries: Sequence[SyncedParameter]) -> None:
+    def settle_exposed(self, entries: Sequence[SyncedParameter]) -> None:
         """Waits for the updates of those parameters that the program can use unseen: past them, in their memory."""
+        if not entries:
+            return
         with without_torch_function():
-            shared = set(reachable((entry.param for entry in entries), (entry.param for entry in self._entries)))
-            shared.update(filter(is_held, (entry.param for entry in entries)))
+            own = Counter[int]()  # holders that are exchanges
+            for entry, pending in self._exchanges.items():
+                own[storage_of(entry.param)] += pending.holders_of_parameter
+            params = [entry.param for entry in entries]
+            shared = set(reachable(params, (entry.param for entry in self._entries), own))
+            shared.update(filter(is_held, params))
             exposed = [entry for entry in entries if entry.param in shared or not entry.lies_in_own_memory()]
         if not exposed:
             return
         if not self._told_exposed:
             self._told_exposed = True
             warnings.warn(
-                f"step() waits for the gradients of {len(exposed)} of {len(entries)} parameters, such as "
-                f"{exposed[0].name}: other tensors share their memory, others than PyTorch have allocated it (NumPy, "
+                f"{len(exposed)} of {len(entries)} parameters, such as {exposed[0].name}, are waited for before the next "
+                "forward pass: other tensors share their memory, others than PyTorch have allocated it (NumPy, "
                 "torch.load), or others than Python hold them (a program of torch.jit's, a kept graph), so that "
                 "they might be used unseen; `param.data = param.data.clone()` before the model is wrapped gives a "
                 "parameter memory of its own",
@@ -217,7 +226,7 @@ class Flights(Watcher):
         for pending in exchanges:
             del self._exchanges[pending.entry]
             self._units.pop(pending.entry.unit, None)
-            if pending.step is not None and pending.value is None:  # no rank had a gradient: it stays as it was
+            if pending.update_is_due and pending.value is None:  # no rank had a gradient: it stays as it was
                 self.overtaken.pop(pending.entry, None)
         with unnoticed(pending.entry.param for pending in exchanges):
             for step in dict.fromkeys(pending.step for pending in exchanges if pending.step is not None):
@@ -233,7 +242,7 @@ class Flights(Watcher):
             if all(map(done, exchanges)):
                 return
             others = self._units[unit]
-            if any(pending.step is not None for pending in others) and all(map(done, others)):
+            if any(pending.update_is_due for pending in others) and all(map(done, others)):
                 self._land(others, meanwhile=False)
 
     # Uses of the parameters.
@@ -288,7 +297,7 @@ class Flights(Watcher):
             return
         self._all_overtaken = True
         for entry, pending in self._exchanges.items():
-            if pending.step is not None:
+            if pending.update_is_due:
                 self.overtaken[entry] = by_forward or self.overtaken.get(entry, False)
 
     def used(self, entries: Sequence[SyncedParameter]) -> None:

@@ -86,6 +86,8 @@ class StagedTransfer(Transfer):
         super().__init__(client)
         self._copies = copies
         self._hosts: dict[int, torch.Tensor] = {}
+        # Parameters as servers have sent them last: what comes next travels as the difference.
+        self._received: dict[int, torch.Tensor] = {}
         self._staged: dict[int, _Staged] = {}  # by layer
         self._starts: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
@@ -123,14 +125,17 @@ class StagedTransfer(Transfer):
         return found
 
     def update(self, layer: int, gradient: torch.Tensor, parameter: torch.Tensor, divisor: int) -> None:
-        host = self._host(layer, parameter)
-        start = partial(self._client.start, layer, host, divisor)
-        self._stage(layer, _Staged(divisor, parameter, host), [self._copies.to_host(gradient, host)], start)
+        sent, received = self._host(layer, gradient), self._host(layer, parameter, self._received)
+        start = partial(self._client.push_pull, layer, sent, received, divisor)
+        self._stage(layer, _Staged(divisor, parameter, received), [self._copies.to_host(gradient, sent)], start)
 
-    def _host(self, layer: int, buffer: torch.Tensor) -> torch.Tensor:
-        if layer not in self._hosts:
-            self._hosts[layer] = self._copies.host_buffer(buffer.numel(), buffer.dtype)
-        return self._hosts[layer]
+    def _host(
+        self, layer: int, buffer: torch.Tensor, hosts: dict[int, torch.Tensor] | None = None
+    ) -> torch.Tensor:
+        hosts = self._hosts if hosts is None else hosts
+        if layer not in hosts:
+            hosts[layer] = self._copies.host_buffer(buffer.numel(), buffer.dtype)
+        return hosts[layer]
 
     def _receiving(self, layer: int, buffer: torch.Tensor, divisor: int, scheme: str) -> _Staged:
         return _Staged(divisor, buffer, None if workers_multiply(scheme) else self._host(layer, buffer))

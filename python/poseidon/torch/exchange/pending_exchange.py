@@ -21,7 +21,7 @@ from poseidon.torch.tensors.compatibility import increment_version
 from poseidon.torch.tensors.memory import exchangeable
 from poseidon.torch.tensors.ownership import Hold, fading_holders, holders, is_allocated, is_referred_to, sample
 from poseidon.torch.tensors.pending_gradient import PendingGradient
-from poseidon.torch.tensors.watched import raw_grad, unwatch
+from poseidon.torch.tensors.watched import raw_grad, unnoticed
 
 
 class PendingUpdates(Protocol):
@@ -55,6 +55,7 @@ class PendingExchange:
     dropped: bool = False  # `.grad` of an absent one has been replaced meanwhile
     zeroed: bool = False  # the user has zeroed `.grad` since step()
     step: PendingUpdates | None = None  # the update to make of it
+    holders_of_parameter: int = 0  # tensors that have its memory for this exchange
     attempt: int = -1  # of `Recovery`, in which backward ran; -1: there is none
     hold: Hold | None = None  # of the gradient at the start, if there was one
 
@@ -67,6 +68,14 @@ class PendingExchange:
     def overwritten(self) -> torch.Tensor | None:
         """What the exchange writes to, of which autograd has to be told when it is over."""
         return self.grad if self.in_place else None
+
+    @property
+    def update_is_due(self) -> bool:
+        """Whether the parameter is to change when the exchange is over."""
+        return self.step is not None
+
+    def leave_backward(self) -> None:
+        """Backward is over, and the exchange goes on."""
 
     def gradient(self) -> torch.Tensor:
         """With the exchange over: the gradient. It is nobody's where this rank's came too late and no other had one."""
@@ -166,6 +175,17 @@ class UpdateExchange(PendingExchange):
     def overwritten(self) -> torch.Tensor | None:
         return None  # autograd has been told before
 
+    @property
+    def update_is_due(self) -> bool:
+        return True
+
+    def may_outlive_backward(self) -> bool:
+        # Without a gradient of this rank's, whether there is an update is known only when the exchange is over.
+        return not self.absent and super().may_outlive_backward()
+
+    def leave_backward(self) -> None:
+        self.uncover()  # what `.grad` shows from now on is the optimizer's to say
+
     def gradient(self) -> torch.Tensor:
         return self.entry.form.zeros(self.entry.param) if self.grad is None else self.grad
 
@@ -173,8 +193,10 @@ class UpdateExchange(PendingExchange):
         return not self.in_place
 
     def arrive(self, stats: _core.LayerStats, transfer: Transfer) -> None:
-        unwatch(self.entry.param)  # whoever reads it now is to see the update
-        super().arrive(stats, transfer)
+        assert self.entry.stored is not None
+        with unnoticed([self.entry.param]):
+            super().arrive(stats, transfer)
+            self.entry.stored.received()
 
     def read(self, transfer: Transfer) -> torch.Tensor:
         param = self.entry.param
@@ -270,6 +292,7 @@ class Sending:
 
     def _start_update(self, entry: SyncedParameter, grad: torch.Tensor | None, from_place: bool) -> PendingExchange:
         param = entry.param.detach()
+        others = holders(param) - 1
         in_place = exchangeable(param, entry.layout) and not (entry.rereads is not None and entry.rereads.apart)
         buffer = param if in_place else entry.new_buffer()
         pending = UpdateExchange(entry, buffer, grad, in_place, absent=grad is None)
@@ -285,6 +308,7 @@ class Sending:
         if (scale := self.transfer.weight.scale()) != 1:
             gradient = gradient * scale  # .grad stays this rank's own
         self.transfer.update(entry.layer, gradient, pending.buffer, self.divisor)
+        pending.holders_of_parameter = holders(param) - others if in_place else 0
         return pending
 
 

@@ -5,8 +5,7 @@ every layer's exchange is started as soon as its gradient is complete (WFBP, Pos
 got no gradient, waits, and puts the results into `.grad`. For a parameter that the servers update the result is the
 parameter itself, and `.grad` stays.
 
-For a parameter of a worker-side `DistributedOptimizer` the callback does not wait: the exchange outlives its
-backward. Whoever needs the gradient, or after step() the parameter, first waits for it alone (`settle`).
+For a parameter of a `DistributedOptimizer` the callback does not wait: the exchange outlives its backward. Whoever needs the gradient, or after step() the parameter, first waits for it alone (`settle`).
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ class UpdateOnServers(Protocol):
     def begin(self) -> None:
         """A synchronizing backward has begun."""
 
-    def finished(self, updated: Collection[SyncedParameter]) -> None:
-        """Backward has ended and the parameters are what they are to be; `updated` are those that got an update."""
+    def finished(self, updated: Collection[SyncedParameter], in_flight: Collection[SyncedParameter]) -> None:
+        """Backward has ended; `updated` are the parameters that got an update, those `in_flight` get one later."""
 
 
 class Synchronizer:
@@ -267,8 +266,11 @@ class Synchronizer:
         except BaseException:
             self.backward_failed(run)
             raise
+        for pending in later:
+            pending.leave_backward()
+        updated = {entry for entry, pending in run.exchanges.items() if pending.value is not None}
         for update in self.updates:
-            update.finished({entry for entry, pending in run.exchanges.items() if pending.value is not None})
+            update.finished(updated, {pending.entry for pending in later})
         self.passes.exchanged()
         if self.static_graph and self._fires is None:
             self._fires = {entry: run.fires(entry) for entry in run.ready_ns}
@@ -276,6 +278,7 @@ class Synchronizer:
         self.runs.end(run)
         for pending in sorted(later, key=lambda pending: pending.entry.position):
             self.flights.take_off(pending)
+        self.flights.settle_exposed([pending.entry for pending in later if pending.update_is_due])
         if not later:
             self.runs.all_landed()
         if not later and self.hooked is None:

@@ -10,6 +10,7 @@ import torch
 
 from poseidon.torch.tensors.ownership import holders, is_allocated, sample
 from poseidon.torch.tensors.pending_gradient import PendingGradient
+from poseidon.torch.tensors.watched import without_torch_function
 
 
 class StoredParameter:
@@ -70,7 +71,8 @@ class StoredParameter:
                 return False
             if stored is not None:
                 stored._shown = None
-            param.grad = torch.zeros_like(param)
+            with without_torch_function():  # its values, which may still be on their way, do not matter
+                param.grad = torch.zeros_like(param)
             return True
 
         stand_in = PendingGradient.make(self._param, lambda _: fetch(), zero_later)

@@ -127,9 +127,14 @@ class DistributedOptimizer(OptimizerWrapper):
         succeed(self.model.trained_model(), entries, on_servers=True)
         new = [entry for entry in entries if not entry.on_servers]
         sync.layers.store(new)
-        means = here.features.keeps(SAME_STEP)
-        self.server = ServerUpdate(algorithm, groups, self._inner, means, self._tenure, aggregator)
+        same_step = here.features.keeps(SAME_STEP)
+        # A failure is to be seen in the attempt whose step it spoils.
+        overlaps = same_step and not here.recovers
+        flights = sync.flights
+        self.server = ServerUpdate(algorithm, groups, self._inner, flights, same_step, overlaps, self._tenure, aggregator)
         sync.updates.append(self.server)
+        if overlaps:
+            sync.layers.prioritize()
         enter(self.model.trained_model(), self.server)
         if here.recovers:
             return  # the servers get their values when `Recovery` has found the others
@@ -263,8 +268,9 @@ class DistributedOptimizer(OptimizerWrapper):
         It is needed only before code reaches parameters or gradients past PyTorch: through pointers or views that were
         made before, or in compiled code.
         """
-        if self._worker is not None:
-            self._worker.synchronize()
+        update = self._worker or self.server
+        if update is not None:
+            update.synchronize()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients, without waiting for those in flight."""
@@ -385,16 +391,16 @@ class DistributedOptimizer(OptimizerWrapper):
     def priority_threshold(self) -> float | None:
         """The present threshold: layers whose urgency is above it are exchanged in class 0.
 
-        None if there is nothing to decide: with one worker, updates on the servers, or priority_threshold=coarse.
+        None if there is nothing to decide: with one worker, priority_threshold=coarse, or where all wait for all updates.
         """
         priorities = None if self.model.synchronizer is None else self.model.synchronizer.layers.priorities
-        return None if priorities is None or self._on_servers else priorities.threshold
+        return None if priorities is None else priorities.threshold
 
     @property
     def priority_threshold_found(self) -> bool:
         """Whether the search for the threshold, if any, is over."""
         priorities = None if self.model.synchronizer is None else self.model.synchronizer.layers.priorities
-        return priorities is None or self._on_servers or priorities.settled
+        return priorities is None or priorities.settled
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group to the optimizer. Raises InvalidArgument with updates on the servers."""

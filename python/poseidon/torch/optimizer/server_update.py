@@ -19,6 +19,7 @@ from poseidon.adapter.control import Control
 from poseidon.adapter.features import Features
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.restore import restore
+from poseidon.torch.exchange.flights import Flights
 from poseidon.torch.model.parameters import Rereads, SyncedParameter
 from poseidon.torch.model.stored_parameter import StoredParameter, hold_other_values
 from poseidon.torch.optimizer.rules import Algorithm, GroupMembers
@@ -36,7 +37,8 @@ class ServerUpdate:
 
     `groups` has the parameters of each group of `optimizer`, whose hyperparameters rank 0 tells
     the servers before the push of a step that uses them. It exchanges nothing before `connect`.
-    `shows_means`: every update is made of a mean over all ranks, which `.grad` shows afterwards. `aggregator` names
+    `shows_means`: every update is made of a mean over all ranks, which `.grad` shows afterwards. `overlaps`: the end of
+    backward does not wait for the parameters, and each is waited for when it is used (`flights`). `aggregator` names
     what makes this mean of the ranks' gradients.
     """
 
@@ -49,7 +51,9 @@ class ServerUpdate:
         algorithm: Algorithm,
         groups: Sequence[list[SyncedParameter]],
         optimizer: Optimizer,
+        flights: Flights,
         shows_means: bool,
+        overlaps: bool,
         tenure: Tenure,
         aggregator: str = "sum",
     ) -> None:
@@ -57,7 +61,7 @@ class ServerUpdate:
         self.algorithm = algorithm
         self.connected = False
         self.backward_count = 0  # synchronizing ones since `Recovery` has set it to 0
-        self._optimizer, self._groups = optimizer, groups
+        self._optimizer, self._groups, self._flights = optimizer, groups, flights
         self._rules: list[_core.UpdateRule | None] = [None] * len(groups)
         self._has_values = False  # the servers have parameters
         self._updated = False  # by a backward whose step() is yet to come
@@ -68,6 +72,7 @@ class ServerUpdate:
         self._rereads = Rereads()
         for entry in self.entries:
             entry.rereads = self._rereads
+            entry.update_by(self if overlaps else None)
         on_servers: dict[torch.Tensor, str] = {entry.param: entry.name for entry in self.entries}
         self._members = GroupMembers(optimizer.param_groups, on_servers)
         self._frozen = [
@@ -95,6 +100,8 @@ class ServerUpdate:
         for entry in self.entries:
             _stored(entry).before_addition()
         for entry in self.entries:
+            if entry.updater is self:
+                entry.update_by(None)
             if entry not in kept:
                 entry.leave_servers()
         self._step += 1
@@ -116,8 +123,9 @@ class ServerUpdate:
         self._check_unchanged()
 
     def _check_unchanged(self, looks_at_values: bool = False) -> None:
-        looks_at_values = looks_at_values and hold_other_values(map(_stored, self.entries))
-        changed = [entry for entry in self.entries if _stored(entry).changed_here(looks_at_values)]
+        here = [entry for entry in self.entries if self._flights.in_flight(entry) is None]
+        looks_at_values = looks_at_values and hold_other_values(map(_stored, here))
+        changed = [entry for entry in here if _stored(entry).changed_here(looks_at_values)]
         if not changed:
             return
         for entry, host in self._pulled(changed, 0).items():
@@ -157,19 +165,19 @@ class ServerUpdate:
                 self._client.set_rule(entry.layer, rule, compared=False)  # hyperparameters are, by their names
             self._rules[index] = rule
 
-    def finished(self, updated: Collection[SyncedParameter]) -> None:
-        """Backward has ended and the parameters are what they are to be; `updated` are those that got an update."""
+    def finished(self, updated: Collection[SyncedParameter], in_flight: Collection[SyncedParameter]) -> None:
+        """Backward has ended; `updated` are the parameters that got an update, those `in_flight` get one later."""
         own = [entry for entry in self.entries if entry in updated]
+        later = [entry for entry in self.entries if entry in in_flight]
         reached = [entry for entry in own if self._shows_means and _stored(entry).is_reached()]
         for group, rule in zip(self._groups, self._rules, strict=True):
             assert rule is not None
             for entry in group:
                 stored = _stored(entry)
-                stored.received()
                 stored.note_gradient()
-                if entry in updated:
+                if entry in updated or entry in in_flight:
                     stored.updated(rule.state_count)
-        for entry in set(own).difference(reached):
+        for entry in {*own, *later}.difference(reached):
             self._show_mean(entry)
         self._rereads.end()
         self._write_means(reached)
@@ -204,6 +212,13 @@ class ServerUpdate:
             self._check_equal(changed)
         self._check_frozen()
         self._updated = False
+        self._flights.note_thread()
+        # Backward's graph, which has them too, is gone now, as a rule.
+        self._flights.settle_exposed([entry for entry in self.entries if self._flights.in_flight(entry) is not None])
+
+    def synchronize(self) -> None:
+        """Waits until all parameters are as the last step() is to leave them."""
+        self._flights.settle(self.entries)
 
     def _check_frozen(self) -> None:
         """PoseidonError if the optimizer would change a parameter that was frozen when the servers took the others.
@@ -350,12 +365,14 @@ class ServerUpdate:
         """Collective: every rank takes over the servers' parameters, as they are when all have called it."""
         if self._updated:
             raise PoseidonError("pull_parameters() came between backward and step(): call it after step()")
+        self.synchronize()
         self._control.barrier()  # nobody pushes any more
         self._pull_parameters(rounded=False)
         self._control.barrier()  # nor again before all have pulled
         self._take_over()
 
     def _publish(self, states: States, keep_digits: bool) -> None:
+        self.synchronize()
         self._control.barrier()  # a rank that is behind may still push
         if self._client.rank == 0:
             self._assign(states, self._kept_masters() if keep_digits and self._has_values else {})
@@ -429,6 +446,7 @@ class ServerUpdate:
         return places
 
     def _pull(self, places: Mapping[SyncedParameter, torch.Tensor], array: int) -> None:
+        self._flights.settle(places)
         for entry, host in places.items():
             self._client.pull(entry.layer, borrowed(flat_view(host)), array, exact=True)
         self._wait(places)

@@ -6,7 +6,7 @@ Version counters do not tell: NumPy, DLPack, `.data` and other processes write w
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol
@@ -147,20 +147,33 @@ def _sole_references() -> tuple[int, int]:
 _SOLE = _sole_references()
 
 
-def reachable(params: Iterable[torch.Tensor], family: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Those of `params` whose memory other tensors have, too, but for those of `family` that share no element."""
-    suspects = [param for param in params if holders(param) > 1]
+def reachable(
+    params: Iterable[torch.Tensor], family: Iterable[torch.Tensor], passed_over: Mapping[int, int]
+) -> list[torch.Tensor]:
+    """Those of `params` whose memory other tensors have, too, but for those of `family` that share no element.
+
+    `passed_over`: how many holders of a storage, by `storage_of`, do not count.
+    """
+    suspects = [param for param in params if holders(param) - passed_over.get(storage_of(param), 0) > 1]
     if not suspects:
         return []
     places: dict[int, list[torch.Tensor]] = {}
     for param in family:
-        places.setdefault(param.untyped_storage()._cdata, []).append(param)
-    return [param for param in suspects if not _is_apart(param, places[param.untyped_storage()._cdata])]
+        places.setdefault(storage_of(param), []).append(param)
+    return [
+        param
+        for param in suspects
+        if holders(param) - passed_over.get(storage_of(param), 0) > len(places[storage_of(param)])
+        or not _is_apart(param, places[storage_of(param)])
+    ]
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """Equal for tensors that have one memory."""
+    return tensor.untyped_storage()._cdata
 
 
 def _is_apart(param: torch.Tensor, neighbours: list[torch.Tensor]) -> bool:
-    if holders(param) > len(neighbours):
-        return False
     begin, end = _extent(param)
     return all(one is param or end <= _extent(one)[0] or _extent(one)[1] <= begin for one in neighbours)
 
