@@ -384,9 +384,9 @@ LOOPS = [
 ]
 
 
-def run_loop(loop: Any, scheme: str) -> str:
+def run_loop(loop: Any, scheme: str, update: str = "worker") -> str:
     makers = [momentum, adamw, *([fused] if loop in (with_grad_scaler, plain_loop) else [])]
-    return " ".join(assert_same_training(loop, make, Branches, scheme=scheme) for make in makers)
+    return " ".join(assert_same_training(loop, make, Branches, scheme=scheme, update=update) for make in makers)
 
 
 @pytest.mark.parametrize("scheme", ["ps", "auto"])
@@ -394,6 +394,31 @@ def run_loop(loop: Any, scheme: str) -> str:
 def test_same_bits(loop: Any, scheme: str) -> None:
     answers = workers.run(2, run_loop, loop, scheme)
     assert all_equal(answers)
+
+
+ON_SERVERS = [
+    zero_in_place_early,
+    zero_in_place_at_once,
+    zero_late,
+    zero_by_the_model,
+    zero_never,
+    accumulate,
+    evaluate,
+    inference_first,
+    closures,
+    averaged,
+    copied,
+    saved_and_resumed,
+    frozen_for_a_while,
+    deleted,
+    hooked,
+    under_autocast,
+]
+
+
+@pytest.mark.parametrize("loop", ON_SERVERS)
+def test_same_bits_with_updates_on_servers(loop: Any) -> None:
+    assert all_equal(workers.run(2, run_loop, loop, "ps", "server"))
 
 
 @pytest.mark.parametrize("loop", [zero_in_place_early, clipped, saved_and_resumed, with_grad_scaler, hooked])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
@@ -53,9 +54,9 @@ class Two(nn.Module):
         return self.first(SleepInBackward.apply(self.late(x), self.sleep_s))
 
 
-def first_runs_before_late_arrives() -> list[float]:
+def first_runs_before_late_arrives(update: str) -> list[float]:
     """On rank 0: when the second forward pass left `first` before `late` had arrived, in s."""
-    model, optimizer = wrapped(True, momentum, Two(LATE_S), scheme="ps")
+    model, optimizer = wrapped(True, momentum, Two(LATE_S), scheme="ps", update=update)
     model.record()
     left: list[int] = []
     model.module.first.register_forward_hook(lambda *_: left.append(time.monotonic_ns()))
@@ -67,8 +68,9 @@ def first_runs_before_late_arrives() -> list[float]:
     return [(late.completed_ns - passed) / 1e9 for late, passed in zip(arrivals, left[1:], strict=False)]
 
 
-def test_forward_starts_before_the_last_gradient_is_there() -> None:
-    leads = workers.run(2, first_runs_before_late_arrives)[0]
+@pytest.mark.parametrize("update", ["worker", "server"])
+def test_forward_starts_before_the_last_gradient_is_there(update: str) -> None:
+    leads = workers.run(2, first_runs_before_late_arrives, update)[0]
     assert len(leads) == 2
     assert min(leads) > LATE_S / 2, leads
 

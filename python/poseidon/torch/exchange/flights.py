@@ -167,13 +167,17 @@ class Flights(Watcher):
 
     def settle(self, entries: Iterable[SyncedParameter] | None = None) -> None:
         """Waits until the gradients of these parameters (None: all) are in place, and updates that are due are made."""
-        self._check_thread()
         wanted = list({**self._exchanges, **self.overtaken}) if entries is None else list(entries)
-        self._bring(wanted)
+        self.wait_for(wanted)
         for entry in wanted:
             if self.overtaken.get(entry) is False:
                 del self.overtaken[entry]
                 self._release(entry)
+
+    def wait_for(self, entries: Iterable[SyncedParameter]) -> None:
+        """`settle` that ends no doubt about uses that have come before."""
+        self._check_thread()
+        self._bring(entries)
 
     def make_ready(self, entries: Iterable[SyncedParameter]) -> None:
         """`settle` before uses of these parameters that are not going to be seen, and that are right then."""

@@ -129,9 +129,7 @@ class StagedTransfer(Transfer):
         start = partial(self._client.push_pull, layer, sent, received, divisor)
         self._stage(layer, _Staged(divisor, parameter, received), [self._copies.to_host(gradient, sent)], start)
 
-    def _host(
-        self, layer: int, buffer: torch.Tensor, hosts: dict[int, torch.Tensor] | None = None
-    ) -> torch.Tensor:
+    def _host(self, layer: int, buffer: torch.Tensor, hosts: dict[int, torch.Tensor] | None = None) -> torch.Tensor:
         hosts = self._hosts if hosts is None else hosts
         if layer not in hosts:
             hosts[layer] = self._copies.host_buffer(buffer.numel(), buffer.dtype)

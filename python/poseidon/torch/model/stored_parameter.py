@@ -33,7 +33,7 @@ class StoredParameter:
 
     def received(self) -> None:
         """The parameter now holds what the servers hold."""
-        self._seen = (self._param._version, self._param.data_ptr())
+        self._seen = _state(self._param)
         self._values = _few_values(self._param)
 
     def updated(self, state_count: int) -> None:
@@ -46,7 +46,7 @@ class StoredParameter:
 
         PyTorch does not count what `.data` and NumPy write. Some of the values show it, if `looks_at_values`.
         """
-        if self._seen != (self._param._version, self._param.data_ptr()):
+        if self._seen != _state(self._param):
             return True
         return looks_at_values and self._values is not None and not torch.equal(_few_values(self._param), self._values)
 
@@ -146,9 +146,16 @@ def hold_other_values(every: Iterable[StoredParameter]) -> bool:
     return any(not torch.equal(torch.cat(now), torch.cat(then)) for now, then in values.values())
 
 
+def _state(param: torch.Tensor) -> tuple[int, int]:
+    """Changes when something is written through PyTorch, or the memory is another. To ask is no use of the parameter."""
+    with without_torch_function():
+        return param._version, param.data_ptr()
+
+
 def _few_values(param: torch.Tensor) -> torch.Tensor:
-    """Copies of about 64, as bytes, in a few microseconds."""
-    values = param.detach()
+    """Copies of about 64, as bytes, in a few microseconds. To look is no use of the parameter."""
+    with without_torch_function():
+        values = param.detach()
     values = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True))  # as they lie
     flat = values.view(-1) if values.is_contiguous() else values.flatten()
     return flat[:: flat.numel() // 64 | 1].clone().view(torch.uint8)

@@ -131,7 +131,9 @@ class DistributedOptimizer(OptimizerWrapper):
         # A failure is to be seen in the attempt whose step it spoils.
         overlaps = same_step and not here.recovers
         flights = sync.flights
-        self.server = ServerUpdate(algorithm, groups, self._inner, flights, same_step, overlaps, self._tenure, aggregator)
+        self.server = ServerUpdate(
+            algorithm, groups, self._inner, flights, same_step, overlaps, self._tenure, aggregator
+        )
         sync.updates.append(self.server)
         if overlaps:
             sync.layers.prioritize()

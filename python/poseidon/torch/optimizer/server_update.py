@@ -446,7 +446,7 @@ class ServerUpdate:
         return places
 
     def _pull(self, places: Mapping[SyncedParameter, torch.Tensor], array: int) -> None:
-        self._flights.settle(places)
+        self._flights.wait_for(places)
         for entry, host in places.items():
             self._client.pull(entry.layer, borrowed(flat_view(host)), array, exact=True)
         self._wait(places)
