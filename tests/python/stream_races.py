@@ -145,6 +145,10 @@ class _Client:
         self._begin(layer, [], [host])
         self._client.start(layer, host, *rest)
 
+    def push_pull(self, layer: int, sent: torch.Tensor, received: torch.Tensor, *rest: Any) -> None:
+        self._begin(layer, [sent], [received])
+        self._client.push_pull(layer, sent, received, *rest)
+
     def start_absent(self, layer: int, host: torch.Tensor, *rest: Any) -> None:
         self._begin(layer, [], [host])
         self._client.start_absent(layer, host, *rest)

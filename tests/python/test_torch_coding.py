@@ -12,6 +12,7 @@ from torch import nn
 import poseidon.torch as poseidon
 import workers
 from poseidon.torch.process import context
+from test_torch_staged import staged
 from torch_cases import all_equal, digest
 
 RANKS = 2
@@ -80,6 +81,16 @@ def test_a_job_has_the_same_bits_with_coding_and_without(
         assert received < 0.97 * plain_received
     for _, (sent, plain_sent, received, plain_received) in plain:
         assert (sent, received) == (plain_sent, plain_received)
+
+
+def test_parameters_of_devices_travel_as_differences() -> None:
+    """What each has received last lies in host memory, beside the parameter."""
+    args: Any = "on", "ps", "server", torch.bfloat16, False
+    here = workers.run_fresh(RANKS, train, *args)
+    on_device = workers.run_fresh(RANKS, staged, train, *args)
+    assert all_equal([bits for bits, _ in here + on_device])
+    for (_, (*_, received, plain)), (_, (*_, own, own_plain)) in zip(here, on_device, strict=True):
+        assert own / own_plain < received / plain + 0.03
 
 
 def meet(codings: list[str]) -> str:

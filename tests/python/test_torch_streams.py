@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim import AdamW, Optimizer
 
 import workers
+from overlap_cases import train_step, wrapped
 from poseidon.torch.exchange.mover import CudaCopies
 from stream_races import races
 from test_torch_gradients import OneLinear, Reused, gradients_of
 from test_torch_training import train
-from torch_cases import all_equal
+from torch_cases import all_equal, digest, mlp
 
 
 def in_order(function: Callable[..., Any], *args: Any) -> Any:
@@ -31,6 +33,23 @@ def test_training_has_no_races(scheme: str) -> None:
 @pytest.mark.parametrize("kind", [OneLinear, Reused])
 def test_gradients_have_no_races(kind: type[torch.nn.Module]) -> None:
     assert all_equal(workers.run(2, in_order, gradients_of, kind, "auto"))
+
+
+def on_servers() -> str:
+    """Trains with updates on servers."""
+    model, optimizer = wrapped(True, adamw, mlp(), scheme="ps", update="server")
+    for step in range(4):
+        train_step(model, optimizer, step)
+    optimizer.synchronize()
+    return digest(model.parameters())
+
+
+def adamw(params: Any) -> Optimizer:
+    return AdamW(params, lr=1e-4)
+
+
+def test_updates_on_servers_have_no_races() -> None:
+    assert all_equal(workers.run(2, in_order, on_servers))
 
 
 class CopiesTooEarly(CudaCopies):

@@ -156,11 +156,11 @@ class Flights(Watcher):
         if not self._told_exposed:
             self._told_exposed = True
             warnings.warn(
-                f"{len(exposed)} of {len(entries)} parameters, such as {exposed[0].name}, are waited for before the next "
-                "forward pass: other tensors share their memory, others than PyTorch have allocated it (NumPy, "
-                "torch.load), or others than Python hold them (a program of torch.jit's, a kept graph), so that "
-                "they might be used unseen; `param.data = param.data.clone()` before the model is wrapped gives a "
-                "parameter memory of its own",
+                f"{len(exposed)} of {len(entries)} parameters, such as {exposed[0].name}, are waited for before the "
+                "next forward pass: other tensors share their memory, others than PyTorch have allocated it (NumPy, "
+                "torch.load), or others than Python hold them (a program of torch.jit's, a kept graph), so that they "
+                "might be used unseen; `param.data = param.data.clone()` before the model is wrapped gives a parameter "
+                "memory of its own",
                 stacklevel=4,
             )
         self.settle(exposed)

@@ -5,7 +5,8 @@ every layer's exchange is started as soon as its gradient is complete (WFBP, Pos
 got no gradient, waits, and puts the results into `.grad`. For a parameter that the servers update the result is the
 parameter itself, and `.grad` stays.
 
-For a parameter of a `DistributedOptimizer` the callback does not wait: the exchange outlives its backward. Whoever needs the gradient, or after step() the parameter, first waits for it alone (`settle`).
+For a parameter of a `DistributedOptimizer` the callback does not wait: the exchange outlives its backward. Whoever
+needs the gradient, or the parameter once its update is due, first waits for it alone (`settle`).
 """
 
 from __future__ import annotations

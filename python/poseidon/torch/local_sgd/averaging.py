@@ -227,6 +227,8 @@ class OuterUpdate(Averaging):
             return
         for entry in self.entries:
             self._client.wait(entry.layer)
+            assert entry.stored is not None
+            entry.stored.received()
         self._update.finished(set(self.entries))
         self._update.step()
         self._is_under_way = False

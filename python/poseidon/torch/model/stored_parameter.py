@@ -147,7 +147,7 @@ def hold_other_values(every: Iterable[StoredParameter]) -> bool:
 
 
 def _state(param: torch.Tensor) -> tuple[int, int]:
-    """Changes when something is written through PyTorch, or the memory is another. To ask is no use of the parameter."""
+    """Another one when something was written through PyTorch, or the memory is another. To ask is no use of it."""
     with without_torch_function():
         return param._version, param.data_ptr()
 

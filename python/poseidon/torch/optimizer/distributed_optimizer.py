@@ -128,14 +128,11 @@ class DistributedOptimizer(OptimizerWrapper):
         new = [entry for entry in entries if not entry.on_servers]
         sync.layers.store(new)
         same_step = here.features.keeps(SAME_STEP)
-        # A failure is to be seen in the attempt whose step it spoils.
-        overlaps = same_step and not here.recovers
-        flights = sync.flights
-        self.server = ServerUpdate(
-            algorithm, groups, self._inner, flights, same_step, overlaps, self._tenure, aggregator
-        )
+        # With Recovery a failure is to be seen in the attempt whose step it spoils.
+        flights = sync.flights if same_step and not here.recovers else None
+        self.server = ServerUpdate(algorithm, groups, self._inner, same_step, self._tenure, aggregator, flights)
         sync.updates.append(self.server)
-        if overlaps:
+        if flights is not None:
             sync.layers.prioritize()
         enter(self.model.trained_model(), self.server)
         if here.recovers:
@@ -393,7 +390,7 @@ class DistributedOptimizer(OptimizerWrapper):
     def priority_threshold(self) -> float | None:
         """The present threshold: layers whose urgency is above it are exchanged in class 0.
 
-        None if there is nothing to decide: with one worker, priority_threshold=coarse, or where all wait for all updates.
+        None if there is nothing to decide: with one worker, with priority_threshold=coarse, or where backward waits.
         """
         priorities = None if self.model.synchronizer is None else self.model.synchronizer.layers.priorities
         return None if priorities is None else priorities.threshold

@@ -37,9 +37,9 @@ class ServerUpdate:
 
     `groups` has the parameters of each group of `optimizer`, whose hyperparameters rank 0 tells
     the servers before the push of a step that uses them. It exchanges nothing before `connect`.
-    `shows_means`: every update is made of a mean over all ranks, which `.grad` shows afterwards. `overlaps`: the end of
-    backward does not wait for the parameters, and each is waited for when it is used (`flights`). `aggregator` names
-    what makes this mean of the ranks' gradients.
+    `shows_means`: every update is made of a mean over all ranks, which `.grad` shows afterwards. `flights`: the end of
+    backward does not wait for the parameters, and these wait for each when it is used. `aggregator` names what makes
+    this mean of the ranks' gradients.
     """
 
     exclusive = True
@@ -51,11 +51,10 @@ class ServerUpdate:
         algorithm: Algorithm,
         groups: Sequence[list[SyncedParameter]],
         optimizer: Optimizer,
-        flights: Flights,
         shows_means: bool,
-        overlaps: bool,
         tenure: Tenure,
         aggregator: str = "sum",
+        flights: Flights | None = None,
     ) -> None:
         self.tenure = tenure
         self.algorithm = algorithm
@@ -72,7 +71,7 @@ class ServerUpdate:
         self._rereads = Rereads()
         for entry in self.entries:
             entry.rereads = self._rereads
-            entry.update_by(self if overlaps else None)
+            entry.update_by(None if flights is None else self)
         on_servers: dict[torch.Tensor, str] = {entry.param: entry.name for entry in self.entries}
         self._members = GroupMembers(optimizer.param_groups, on_servers)
         self._frozen = [
@@ -123,7 +122,7 @@ class ServerUpdate:
         self._check_unchanged()
 
     def _check_unchanged(self, looks_at_values: bool = False) -> None:
-        here = [entry for entry in self.entries if self._flights.in_flight(entry) is None]
+        here = [entry for entry in self.entries if not self._in_flight(entry)]
         looks_at_values = looks_at_values and hold_other_values(map(_stored, here))
         changed = [entry for entry in here if _stored(entry).changed_here(looks_at_values)]
         if not changed:
@@ -165,10 +164,9 @@ class ServerUpdate:
                 self._client.set_rule(entry.layer, rule, compared=False)  # hyperparameters are, by their names
             self._rules[index] = rule
 
-    def finished(self, updated: Collection[SyncedParameter], in_flight: Collection[SyncedParameter]) -> None:
+    def finished(self, updated: Collection[SyncedParameter], in_flight: Collection[SyncedParameter] = ()) -> None:
         """Backward has ended; `updated` are the parameters that got an update, those `in_flight` get one later."""
         own = [entry for entry in self.entries if entry in updated]
-        later = [entry for entry in self.entries if entry in in_flight]
         reached = [entry for entry in own if self._shows_means and _stored(entry).is_reached()]
         for group, rule in zip(self._groups, self._rules, strict=True):
             assert rule is not None
@@ -177,7 +175,7 @@ class ServerUpdate:
                 stored.note_gradient()
                 if entry in updated or entry in in_flight:
                     stored.updated(rule.state_count)
-        for entry in {*own, *later}.difference(reached):
+        for entry in {*own, *in_flight}.intersection(self.entries).difference(reached):
             self._show_mean(entry)
         self._rereads.end()
         self._write_means(reached)
@@ -207,18 +205,22 @@ class ServerUpdate:
                     f"hyperparameters of parameter group {index} changed between backward and step(): the servers "
                     "have used the former ones; change them before backward, as schedulers called after step() do"
                 )
-        changed = [entry for entry in self.entries if _stored(entry).gradient_changed()]
-        if changed:
+        if changed := [entry for entry in self.entries if _stored(entry).gradient_changed()]:
             self._check_equal(changed)
         self._check_frozen()
         self._updated = False
-        self._flights.note_thread()
-        # Backward's graph, which has them too, is gone now, as a rule.
-        self._flights.settle_exposed([entry for entry in self.entries if self._flights.in_flight(entry) is not None])
+        if self._flights is not None:
+            self._flights.note_thread()
+            # The program may have made others that have their memory since backward.
+            self._flights.settle_exposed(list(filter(self._in_flight, self.entries)))
+
+    def _in_flight(self, entry: SyncedParameter) -> bool:
+        return self._flights is not None and self._flights.in_flight(entry) is not None
 
     def synchronize(self) -> None:
         """Waits until all parameters are as the last step() is to leave them."""
-        self._flights.settle(self.entries)
+        if self._flights is not None:
+            self._flights.settle(self.entries)
 
     def _check_frozen(self) -> None:
         """PoseidonError if the optimizer would change a parameter that was frozen when the servers took the others.
@@ -446,7 +448,8 @@ class ServerUpdate:
         return places
 
     def _pull(self, places: Mapping[SyncedParameter, torch.Tensor], array: int) -> None:
-        self._flights.wait_for(places)
+        if self._flights is not None:
+            self._flights.wait_for(places)
         for entry, host in places.items():
             self._client.pull(entry.layer, borrowed(flat_view(host)), array, exact=True)
         self._wait(places)
