@@ -29,7 +29,13 @@ fi
 
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check -q "$@"; }
-# Building without isolation keeps build/ between runs: only what changed is compiled again.
 pip install -c constraints.txt "scikit-build-core>=0.10" "nanobind>=2.4" "cmake>=3.22,<4" ninja
+# The core is compiled while the rest comes over the network and is unpacked, which one processor does.
+# Building without isolation keeps build/ between runs: only what changed is compiled again.
+pip install -c constraints.txt --no-build-isolation --no-deps -e . &
+building=$!
+trap 'kill "$building" 2>/dev/null || true' EXIT
 pip install -c constraints.txt torch
-pip install -c constraints.txt --no-build-isolation -e ".[torch,dev]"
+wait "$building"
+# What is installed of it stays: this adds what it needs.
+pip install -c constraints.txt "poseidon-dl[torch,dev]"
