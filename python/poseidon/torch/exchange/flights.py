@@ -216,6 +216,7 @@ class Flights(Watcher):
         with update_mode(exchanges[0].buffer.device):
             if meanwhile:
                 self._update_others(exchanges)
+                exchanges = [*exchanges, *self._arrived(exchanges)]
             try:
                 self._finish_flights(exchanges)
             except BaseException:
@@ -248,6 +249,18 @@ class Flights(Watcher):
             others = self._units[unit]
             if any(pending.update_is_due for pending in others) and all(map(done, others)):
                 self._land(others, meanwhile=False)
+
+    def _arrived(self, exchanges: Sequence[PendingExchange]) -> Iterator[PendingExchange]:
+        """Those that will be needed next and are over, if these are, too: to end them together takes less time."""
+        done, awaited = self._runs.done, {pending.entry.unit for pending in exchanges}
+        if not all(map(done, exchanges)):
+            return
+        for unit, others in self._units.items():
+            if unit in awaited:
+                continue
+            if not (any(pending.update_is_due for pending in others) and all(map(done, others))):
+                return
+            yield from others
 
     # Uses of the parameters.
 

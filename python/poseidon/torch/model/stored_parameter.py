@@ -156,7 +156,8 @@ def _few_values(param: torch.Tensor) -> torch.Tensor:
     """Copies of about 64, as bytes, in a few microseconds. To look is no use of the parameter."""
     with without_torch_function():
         values = param.detach()
-    values = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True))  # as they lie
+    if not values.is_contiguous():
+        values = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True))  # as they lie
     flat = values.view(-1) if values.is_contiguous() else values.flatten()
     return flat[:: flat.numel() // 64 | 1].clone().view(torch.uint8)
 
