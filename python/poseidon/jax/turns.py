@@ -22,8 +22,8 @@ from poseidon.errors import PoseidonError
 try:
     from jax._src import effects  # jax.extend has no effects yet
 
-    _EFFECT = effects.Effect
-    _KINDS = (
+    _NEEDED = (
+        effects.Effect,
         effects.lowerable_effects,
         effects.ordered_effects,
         effects.control_flow_allowed_effects,
@@ -37,7 +37,7 @@ except (ImportError, AttributeError) as error:
 
 
 @dataclass(frozen=True)
-class _Turns(_EFFECT):
+class _Turns(effects.Effect):
     """The order of one port: one that failed in an earlier job holds nobody up."""
 
     port: int
@@ -101,5 +101,5 @@ def _lower(context: Any, value: Any, *, port: int) -> list[Any]:
 
 
 mlir.register_lowering(_take_turn, _lower, platform="cpu")
-for kinds in _KINDS:
+for kinds in _NEEDED[1:]:
     kinds.add_type(_Turns)

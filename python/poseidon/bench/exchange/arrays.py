@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from poseidon.errors import PoseidonError
+from poseidon.gradients.fill import Stock
 
 _ALIGNMENT_BYTES = 64
 _BLOCK = 1 << 15  # elements; what is checked at a time must not show in the memory
+_DRAWN = 1 << 20  # elements that are drawn at a time
 _PERIOD = 509  # of the known values; prime, so that no chunk begins where another does
 
 
@@ -23,11 +25,20 @@ class Arrays:
         offset = -memory.ctypes.data % _ALIGNMENT_BYTES
         self.flat = memory[offset : offset + total * 4].view(np.float32)
         self.tensors = np.split(self.flat, self._ends[:-1])
-        self.clear()
 
     def clear(self) -> None:
-        """Fills all arrays with zeros, for steps without a check. Sums of zeros do not grow."""
+        """Fills all arrays with zeros, for steps without a check whose sums must not grow."""
         self.flat.fill(0)
+
+    def draw(self, rank: int) -> None:
+        """Fills in one worker's real gradients of a transformer, for steps without a check that make means.
+
+        After the first one all have the mean, which is coded in as many bits as any other.
+        """
+        stock = Stock("gpt", "mlp", min(_DRAWN, self.flat.size), rank)
+        for start in range(0, self.flat.size, _DRAWN):
+            block = self.flat[start : start + _DRAWN]
+            block[:] = stock.draw(block.size)
 
     def fill(self, rank: int, step: int) -> None:
         """Fills in the known values of one worker. They are whole numbers, so their sum is exact in any order."""

@@ -57,7 +57,10 @@ class ExchangeHost:
             self._engine.step()
             if self._engine.divisor:
                 self._arrays.check(step, self._worker_count, self._engine.divisor)
-        self._arrays.clear()
+        if self._engine.divisor == self._worker_count:
+            self._arrays.draw(self._rank)
+        else:
+            self._arrays.clear()
 
     def measure(self, step_count: int) -> Round:
         """Exchanges step after step, without a pause between them."""

@@ -14,7 +14,7 @@ from poseidon.options import Settings, resolve
 START_SECONDS = 120.0  # for processes that are forked and meet
 
 
-# For benchmarks of the wire itself: they move known values, which coding would make next to nothing.
+# For benchmarks of the wire itself: how fast bytes move, and not how few there are.
 UNCODED = {"coding": "off"}
 
 

@@ -27,6 +27,9 @@ def suite(
     rates: Annotated[str, typer.Option(help="Rates of ports in Gb/s that are stood for.")] = _all(RATES),
     hosts: Annotated[str, typer.Option(help="Numbers of hosts.")] = _all(HOSTS),
     methods: Annotated[str, typer.Option(help="Methods, as of `poseidon bench train`.")] = _all(METHODS),
+    slower: Annotated[
+        float, typer.Option(min=1.0, help="Stretches time so many times more, on a machine whose cores are all busy.")
+    ] = 1.0,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Where results are kept, and go on from.")] = Path("suite"),
     list_only: Annotated[bool, typer.Option("--list", help="Say what would be run and how long; run nothing.")] = False,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown; run nothing.")] = False,
@@ -37,7 +40,7 @@ def suite(
     Each group of cells runs in network namespaces with plain queues and the system's TCP, its methods in turn. Each is
     kept in DIR as soon as it is there, and a run that was cut off goes on. Needs root. All of it takes some hours.
     """
-    chosen, compared = groups(models, rates, hosts), methods_of(methods)
+    chosen, compared = groups(models, rates, hosts, slower), methods_of(methods)
     cells = load(out)
     if as_markdown:
         print_line(markdown(cells))

@@ -9,7 +9,7 @@ can carry more, a step that computes long is shortened in the same way.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 from poseidon.bench.training.methods import METHODS as KNOWN_METHODS
@@ -42,11 +42,12 @@ _TESTBED = {"priorities": 2, "honour_dscp": False, "congestion": "system"}
 
 @dataclass(frozen=True)
 class Group:
-    """One model on one cluster, by all methods in turn."""
+    """One model on one cluster, by all methods in turn. `slower`: on cores so many times slower than the usual ones."""
 
     model: str
     gbit_per_s: float
     hosts: int
+    slower: float = field(default=1.0, compare=False)
 
     @property
     def table(self) -> ModelTable:
@@ -58,7 +59,7 @@ class Group:
         """How many times slower than the hardware it stands for everything is. Below 1 it is faster."""
         by_rate = self.hosts * self._scaled_rate / _MOST_BITS_PER_S
         short = _LEAST_STEP_S / self._step_s(KNOWN_METHODS[PEER])
-        return max(by_rate, short, min(1.0, _MOST_COMPUTE_S / self.table.iteration_seconds))
+        return self.slower * max(by_rate, short, min(1.0, _MOST_COMPUTE_S / self.table.iteration_seconds))
 
     @property
     def bits_per_second(self) -> float:
@@ -101,12 +102,12 @@ class Group:
         return f"{self.model}, {self.hosts} hosts, {self.gbit_per_s:g} GbE"
 
 
-def groups(models: str, rates: str, hosts: str) -> list[Group]:
+def groups(models: str, rates: str, hosts: str, slower: float = 1.0) -> list[Group]:
     """Those of comma-separated lists. Raises InvalidArgument for what the suite does not know."""
     chosen = _chosen("models", models, MODELS)
     found_rates = [float(rate) for rate in _chosen("rates", rates, [f"{rate:g}" for rate in (*RATES, *MORE_RATES)])]
     counts = [int(count) for count in _chosen("hosts", hosts, [str(count) for count in HOSTS])]
-    return [Group(model, rate, count) for count, model, rate in product(counts, chosen, found_rates)]
+    return [Group(model, rate, count, slower) for count, model, rate in product(counts, chosen, found_rates)]
 
 
 def methods_of(text: str) -> list[Method]:
