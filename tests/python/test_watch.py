@@ -294,7 +294,7 @@ def test_top_prints_a_table(base: Path) -> None:
         assert "20.0 ms (20 %)" in text
         assert "10.0.0.2 900mbit, 3 resent" in text
         assert "40.0 ms, before the first gradient" in text
-        assert "silent for 60 s" in text
+        assert re.search(r"silent for 6\d s", text)  # the command takes a while to start
         assert [one["rank"] for one in json.loads(top("--json"))] == [0, 1, 2]
     finally:
         for one in shown:
