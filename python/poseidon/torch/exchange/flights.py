@@ -143,6 +143,9 @@ class Flights(Watcher):
         """Waits for the updates of those parameters that the program can use unseen: past them, in their memory."""
         if not entries:
             return
+        if self.is_compiled:  # the guards of compiled code would fail wherever it is given a watched parameter
+            self.settle(entries)
+            return
         with without_torch_function():
             own = Counter[int]()  # holders that are exchanges
             for entry, pending in self._exchanges.items():

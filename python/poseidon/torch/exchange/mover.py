@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,7 @@ class CudaCopies:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = torch.cuda.Stream(device)
+        self._backward: Any = None  # the stream of the last gradient
 
     def host_buffer(self, element_count: int, dtype: torch.dtype) -> torch.Tensor:
         """1-D host memory, fit for asynchronous copies."""
@@ -43,7 +45,8 @@ class CudaCopies:
         """
         if torch.cuda.is_current_stream_capturing():
             raise InvalidArgument("an exchange cannot be a part of a CUDA graph: run backward outside the capture")
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        self._backward = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(self._backward)
         copied = torch.cuda.Event()
         with torch.cuda.stream(self._stream):
             host.copy_(flat_view(source), non_blocking=True)
@@ -64,8 +67,13 @@ class CudaCopies:
             function()
 
     def join(self) -> None:
-        """Makes the computation submitted from now on wait for all copies and work."""
-        torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        """Makes the computation submitted from now on wait for all copies and work: on this stream, and on backward's.
+
+        What is waited for in a part of forward that has a stream of its own may be used by the rest, too.
+        """
+        for stream in (torch.cuda.current_stream(self.device), self._backward):
+            if stream is not None:
+                stream.wait_stream(self._stream)
 
 
 @dataclass(eq=False)

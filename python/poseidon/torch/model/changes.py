@@ -15,7 +15,7 @@ from torch import nn
 from poseidon.errors import InvalidArgument
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.tensors.ownership import first_overlap
-from poseidon.torch.tensors.watched import without_torch_function
+from poseidon.torch.tensors.watched import own_table, without_torch_function
 
 _kind_of = attrgetter("dtype", "device", "shape")
 _AGAIN = "make the change before wrapping, or wrap the module again, on all ranks"
@@ -42,8 +42,8 @@ class ChangeWatch:
         for part in self._module.modules():
             if part._modules:
                 self._children.append((part._modules, list(part._modules.values())))
-            if part._parameters:
-                self._tables.append((part._parameters, list(part._parameters.values())))
+            if table := own_table(part):
+                self._tables.append((table, list(table.values())))
         for name, param in self._own_parameters():
             if param not in self._synced and name not in self._ignored and param.numel() > 0:
                 self._frozen[param] = None

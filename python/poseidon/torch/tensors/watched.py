@@ -142,8 +142,24 @@ class WatchedTable(dict[str, Any]):
             told[0].taken(told[1])
         return param
 
+    # What the program changes meanwhile is changed in both, so that the module's own table is never behind.
+
+    def __setitem__(self, name: str, param: Any) -> None:
+        super().__setitem__(name, param)
+        self.plain[name] = param
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        del self.plain[name]
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         return type(self.plain), (dict(self),)
+
+
+def own_table(module: nn.Module) -> dict[str, Any]:
+    """The module's own parameters by name, in the table that it has while none is watched."""
+    table = module._parameters
+    return table.plain if isinstance(table, WatchedTable) else table
 
 
 def _watch_table(module: nn.Module) -> None:
