@@ -210,7 +210,7 @@ def tables() -> str:
     usual = type(own[""])
     train_step(model, optimizer, 0)
     assert {type(part._parameters) is usual for part in model.module.modules()} == {True, False}
-    model.module.middle.bias = nn.Parameter(torch.zeros(40))
+    model.module.middle.bias = nn.Parameter(torch.zeros(40), requires_grad=False)
     copied = copy.deepcopy(model.module.first)
     train_step(model, optimizer, 1)
     file = io.BytesIO()
