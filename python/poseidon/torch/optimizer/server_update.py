@@ -167,7 +167,7 @@ class ServerUpdate:
     def finished(self, updated: Collection[SyncedParameter], in_flight: Collection[SyncedParameter] = ()) -> None:
         """Backward has ended; `updated` are the parameters that got an update, those `in_flight` get one later."""
         own = [entry for entry in self.entries if entry in updated]
-        reached = [entry for entry in own if self._shows_means and _stored(entry).is_reached()]
+        reached = dict.fromkeys(entry for entry in own if self._shows_means and _stored(entry).is_reached())
         for group, rule in zip(self._groups, self._rules, strict=True):
             assert rule is not None
             for entry in group:
@@ -175,10 +175,10 @@ class ServerUpdate:
                 stored.note_gradient()
                 if entry in updated or entry in in_flight:
                     stored.updated(rule.state_count)
-        for entry in {*own, *in_flight}.intersection(self.entries).difference(reached):
-            self._show_mean(entry)
+                    if entry not in reached:
+                        self._show_mean(entry)
         self._rereads.end()
-        self._write_means(reached)
+        self._write_means(list(reached))
         self._updated, self._looked = True, False
         self.backward_count += 1
 

@@ -154,18 +154,18 @@ def reachable(
 
     `passed_over`: how many holders of a storage, by `storage_of`, do not count.
     """
-    suspects = [param for param in params if holders(param) - passed_over.get(storage_of(param), 0) > 1]
+
+    def counted(param: torch.Tensor) -> int:
+        return holders(param) - passed_over.get(storage_of(param), 0)
+
+    suspects = [param for param in params if counted(param) > 1]
     if not suspects:
         return []
     places: dict[int, list[torch.Tensor]] = {}
     for param in family:
         places.setdefault(storage_of(param), []).append(param)
-    return [
-        param
-        for param in suspects
-        if holders(param) - passed_over.get(storage_of(param), 0) > len(places[storage_of(param)])
-        or not _is_apart(param, places[storage_of(param)])
-    ]
+    with_neighbours = [(param, places[storage_of(param)]) for param in suspects]
+    return [param for param, near in with_neighbours if counted(param) > len(near) or not _is_apart(param, near)]
 
 
 def storage_of(tensor: torch.Tensor) -> int:
