@@ -91,7 +91,7 @@ def dropped(kind: str) -> list[str]:
         optimizer.step()
     left = {type(one).__name__: weakref.ref(one) for one in (module, model, optimizer, model.synchronizer)}
     left |= {name: weakref.ref(param) for name, param in module.named_parameters()}
-    if kind == "worker":
+    if kind != "plain":
         optimizer.synchronize()
     del module, model, optimizer
     return [name for name, one in left.items() if one() is not None]
