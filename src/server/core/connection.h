@@ -34,8 +34,12 @@ class ServerCore::Connection final : public Requester {
     if (payload) pieces.push_back(payload->span());
     note(FlightEvent::Kind::sent, header, payload ? payload->size() : 0);
     backlog_->add();
-    charge_sent(payload ? payload->size() : 0);
-    flow_->send(header, std::move(pieces), [payload, backlog = backlog_](const Status&) { backlog->remove(); });
+    flow_->send(
+        header, std::move(pieces),
+        [payload, backlog = backlog_, settle = charge_sent(header, payload ? payload->size() : 0)](const Status&) {
+          backlog->remove();
+          if (settle) settle();
+        });
   }
   bool codes(std::size_t payload_bytes) const override { return flow_->codes(payload_bytes); }
   void refuse(const wire::Envelope& about, const Status& status) override { refuse(about, {status, std::nullopt}); }
@@ -52,6 +56,9 @@ class ServerCore::Connection final : public Requester {
 
   std::uint64_t id() const { return id_; }
   Flow& flow() { return *flow_; }
+
+  /// Charges the job for a message that has come, with the bytes that have travelled.
+  void charge_received(const wire::Header& header);
 
   /// Makes it a connection of the job after its hello, which has said its rank. The job is charged for answers that the
   /// connection does not read.
@@ -78,6 +85,7 @@ class ServerCore::Connection final : public Requester {
   struct Backlog {
     std::size_t refusals = 0;
     std::size_t messages = 0;
+    std::uint64_t saved_bytes = 0;     // which coding has saved of the messages that have left
     std::shared_ptr<BufferPool> pool;  // null until the hello; before it, only refusals are sent
 
     void add() {
@@ -102,12 +110,15 @@ class ServerCore::Connection final : public Requester {
     recorder_.note(event);
   }
 
-  void charge_sent(std::size_t payload_bytes) const;
+  /// Charges the job for a message as if it were not coded. What is returned gives back what coding has saved, when the
+  /// message has left; it is empty without a limit.
+  std::function<void()> charge_sent(const wire::Header& header, std::size_t payload_bytes) const;
 
   const std::uint64_t id_;
   const std::shared_ptr<Flow> flow_;
   FlightRecorder& recorder_;  // the core's recorder
   const std::shared_ptr<Backlog> backlog_ = std::make_shared<Backlog>();
+  std::uint64_t saved_bytes_ = 0;  // which coding has saved of the messages that were charged
   [[no_unique_address]] OneThread one_thread_{"Connection"};
 };
 
@@ -155,9 +166,6 @@ struct ServerCore::Job {
   }
   /// Whether the job has moved more than its rate permits.
   bool is_ahead() const { return rate && rate->free_at_ns() > now_ns(); }
-  void charge_received(const wire::Header& header) const {
-    if (rate) rate->charge_received(wire::kHeaderBytes + header.payload_bytes, now_ns());
-  }
   /// The shard whose chunks have values.
   Shard& shard_of_values() { return shard_of_hosts ? *shard_of_hosts : shard; }
   /// The open chunks of both shards that began before the given time. All ranks of a missing machine are missing.
@@ -259,8 +267,26 @@ inline std::string ServerCore::Job::objection(const wire::Hello& hello) const {
              : concat(rank, " has ", count, " connections already; lower flows or priority_classes");
 }
 
-inline void ServerCore::Connection::charge_sent(std::size_t payload_bytes) const {
-  if (job != nullptr && job->rate) job->rate->charge_sent(wire::kHeaderBytes + payload_bytes, now_ns());
+inline void ServerCore::Connection::charge_received(const wire::Header& header) {
+  if (job == nullptr || !job->rate) return;
+  const TrafficStats traffic = flow_->traffic();
+  const std::uint64_t saved_bytes = traffic.plain_bytes_received - traffic.bytes_received;
+  const std::uint64_t saved_now = saved_bytes - std::exchange(saved_bytes_, saved_bytes);
+  job->rate->charge_received(wire::kHeaderBytes + header.payload_bytes - saved_now, now_ns());
+}
+
+inline std::function<void()> ServerCore::Connection::charge_sent(const wire::Header& header,
+                                                                 std::size_t payload_bytes) const {
+  if (job == nullptr || !job->rate) return {};
+  const std::uint64_t plain_bytes = header.coding == Coding::none ? payload_bytes : header.payload_bytes;
+  job->rate->charge_sent(wire::kHeaderBytes + plain_bytes, now_ns());
+  return [rate = job->rate, backlog = backlog_, weak_flow = std::weak_ptr<Flow>(flow_)] {
+    const auto flow = weak_flow.lock();
+    if (!flow) return;
+    const TrafficStats traffic = flow->traffic();
+    const std::uint64_t saved_bytes = traffic.plain_bytes_sent - traffic.bytes_sent;
+    rate->give_back_sent(static_cast<std::int64_t>(saved_bytes - std::exchange(backlog->saved_bytes, saved_bytes)));
+  };
 }
 
 inline void ServerCore::Connection::join(Job& its_job) {

@@ -24,6 +24,9 @@ class RateLimit {
   void charge_received(std::size_t bytes, std::int64_t time_ns) { charge(received_until_ns_, bytes, time_ns); }
   void charge_sent(std::size_t bytes, std::int64_t time_ns) { charge(sent_until_ns_, bytes, time_ns); }
 
+  /// For what was charged and did not travel; negative if more has travelled.
+  void give_back_sent(std::int64_t bytes) { sent_until_ns_.fetch_sub(cost_ns(bytes), std::memory_order_relaxed); }
+
   /// When the job may receive again. It may now if that has passed.
   std::int64_t free_at_ns() const {
     return std::max(received_until_ns_.load(std::memory_order_relaxed),
@@ -33,11 +36,14 @@ class RateLimit {
 
  private:
   void charge(std::atomic<std::int64_t>& until_ns, std::size_t bytes, std::int64_t time_ns) const {
-    const auto cost_ns = static_cast<std::int64_t>(static_cast<double>(bytes) * ns_per_byte_);
     std::int64_t before_ns = until_ns.load(std::memory_order_relaxed);
-    while (
-        !until_ns.compare_exchange_weak(before_ns, std::max(before_ns, time_ns) + cost_ns, std::memory_order_relaxed)) {
+    while (!until_ns.compare_exchange_weak(before_ns,
+                                           std::max(before_ns, time_ns) + cost_ns(static_cast<std::int64_t>(bytes)),
+                                           std::memory_order_relaxed)) {
     }
+  }
+  std::int64_t cost_ns(std::int64_t bytes) const {
+    return static_cast<std::int64_t>(static_cast<double>(bytes) * ns_per_byte_);
   }
 
   const double ns_per_byte_;

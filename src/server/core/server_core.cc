@@ -268,7 +268,7 @@ Status ServerCore::take(Flow& flow, const wire::Header& header, std::span<const 
   heard(connection, header);
   if (header.kind != wire::Kind::heartbeat)
     note(FlightEvent::Kind::message, connection, wire::kind_name(header.kind), &header);
-  if (connection.job != nullptr) connection.job->charge_received(header);
+  connection.charge_received(header);
   if (is_contribution(header)) {
     if (!embedded()) port_watch_.watch();  // embedded servers have as many ports as there are workers
     if (Status status = contribute(connection, header, payload, std::move(release)); !status.ok())

@@ -36,6 +36,13 @@ TEST(RateLimit, CountsTheBusierDirection) {
   EXPECT_EQ(rate.free_at_ns(), kSecond * 32 / 10 - kAheadNs);
 }
 
+TEST(RateLimit, WhatDidNotTravelIsGivenBack) {
+  RateLimit rate(1000);
+  rate.charge_sent(2000, kSecond);
+  rate.give_back_sent(1500);
+  EXPECT_EQ(rate.free_at_ns(), kSecond * 3 / 2 - kAheadNs);
+}
+
 TEST(RateLimit, TimeThatIsNotUsedIsLost) {
   RateLimit rate(1000);
   rate.charge_received(1000, kSecond);
@@ -45,7 +52,7 @@ TEST(RateLimit, TimeThatIsNotUsedIsLost) {
 
 class ServerRate : public testing::ServerWithWorkers, public ::testing::Test {
  protected:
-  ServerRate() : ServerWithWorkers(make_tcp_transport()) {
+  explicit ServerRate(CodingPolicy coding = CodingPolicy::off) : ServerWithWorkers(make_tcp_transport(with(coding))) {
     options_.world_size = 0;
     options_.timeout = std::chrono::seconds(20);
     options_.rate_limit = kRate;
@@ -59,6 +66,12 @@ class ServerRate : public testing::ServerWithWorkers, public ::testing::Test {
       EXPECT_TRUE(worker.recorder.wait_messages(step + 1));
     }
     return std::chrono::duration<double>(Clock::now() - begin).count();
+  }
+
+  static Admission with(CodingPolicy coding) {
+    Admission admission;
+    admission.coding = coding;
+    return admission;
   }
 
   static constexpr std::uint64_t kRate = 10'000'000;
@@ -79,6 +92,17 @@ TEST_F(ServerRate, AJobMovesNoMoreThanItsRateAndOthersAreNotSlowedDown) {
   EXPECT_EQ(floats_of(message(*other, 2)), (Floats{1, 2}));
   EXPECT_LT(Clock::now() - begin, std::chrono::milliseconds(45));
   EXPECT_TRUE(limited->recorder.wait_messages(11)) << "what was late comes in the end";
+}
+
+class CodedServerRate : public ServerRate {
+ protected:
+  CodedServerRate() : ServerRate(CodingPolicy::on) {}
+};
+
+TEST_F(CodedServerRate, AJobIsChargedForTheBytesThatTravel) {
+  start(options_, "127.0.0.1:0");
+  const auto worker = join(0, 1, "one");
+  EXPECT_LE(steps(*worker, 1, 9), 8 * 0.05 / 2) << "zeros take next to no bytes";
 }
 
 TEST_F(ServerRate, RequestsForValuesAreChargedWithTheAnswers) {
