@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/coding.h"
 #include "kernel/half_bits.h"
+#include "kernel/int8_blocks.h"
 #include "kernel/kernel.h"
 #include "kernel/lossless.h"
 #include "poseidon/dtype.h"
@@ -41,6 +42,7 @@ constexpr Case kCases[] = {
     {"bfloat16", Coding::bfloat16, DType::bfloat16, {0.2, 0.175, 0.15}},
     {"difference32", Coding::difference32, DType::float32, {0, 0, 0}},
     {"difference16", Coding::difference16, DType::bfloat16, {0, 0, 0}},
+    {"int8", Coding::int8, DType::int8_blocks, {0, 0, 0}},
 };
 
 template <typename Word>
@@ -48,7 +50,19 @@ void put(Bytes& bytes, std::size_t index, Word word) {
   std::memcpy(bytes.data() + index * sizeof word, &word, sizeof word);
 }
 
+/// Blocks of bytes with scales.
+Bytes int8_values() {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(kBytes / dtype_bytes(DType::int8_blocks) * dtype_values(DType::int8_blocks));
+  for (float& value : values) value = normal(random) * 1e-3F;
+  Bytes bytes(kBytes);
+  kernel::encode_int8(kernel::best_isa(), values.data(), bytes.data(), values.size());
+  return bytes;
+}
+
 Bytes values_of(Coding coding) {
+  if (coding == Coding::int8) return int8_values();
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   const std::size_t width = value_bytes(coding);
@@ -93,7 +107,8 @@ bool measure(const Case& about) {
   Bytes coded(segment_count * kSegmentRoomBytes);
   std::vector<std::size_t> sizes(segment_count);
   Bytes segment(kSegmentBytes);
-  Bytes sum(about.dtype == DType::float32 ? kBytes : 2 * kBytes);
+  Bytes sum(kBytes / value_bytes(about.coding) * sizeof(float));
+  const std::size_t added_count = kSegmentBytes / dtype_bytes(about.dtype);  // of int8 whole blocks
   const auto encode = [&] {
     for (std::size_t i = 0; i < segment_count; ++i)
       sizes[i] = kernel::encode_lossless(about.coding, values.data() + i * kSegmentBytes, count,
@@ -115,7 +130,7 @@ bool measure(const Case& about) {
             kernel::add_difference(segment.data(), out.data() + i * kSegmentBytes, out.data() + i * kSegmentBytes,
                                    count, value_bytes(about.coding));
           else
-            kernel::accumulate(segment.data(), sum.data() + i * count * sizeof(float), count, about.dtype);
+            kernel::accumulate(segment.data(), sum.data() + i * count * sizeof(float), added_count, about.dtype);
         }
       },
   });

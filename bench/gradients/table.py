@@ -9,12 +9,13 @@ are those of replayed gradients. Both come from `coded_bits`, which another code
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from poseidon.gradients.coded_bits import FORMATS, coded_bits
+from poseidon import _core
+from poseidon.gradients.coded_bits import BLOCK, FORMATS, Format, coded_bits
 from poseidon.gradients.exponents import index
 from poseidon.gradients.layers import LayerGradients
 from poseidon.models import model_table, scaled
@@ -41,7 +42,7 @@ def replayed_rows(scale: int, workers: int) -> Iterator[tuple[str, ...]]:
         ranks = [Replayed(name, scale, rank) for rank in range(workers)]
         steps = [rank.step() for rank in ranks]
         mean = [np.asarray(np.mean(parts, axis=0, dtype=np.float32)) for parts in zip(*steps, strict=True)]
-        figures = [_bits_a_value(steps[0], form) for form in FORMATS] + [_bits_a_value(mean, form) for form in FORMATS]
+        figures = [bits(part) for part in (steps[0], mean) for bits in (*map(_bits_in, FORMATS), _int8_bits_a_value)]
         yield (whole.name, *(f"{figure:.1f}" for figure in figures))
 
 
@@ -69,12 +70,31 @@ class Replayed:
         return list(found.values())
 
 
-def _bits_a_value(gradients: list[NDArray[np.float32]], form: str) -> float:
-    assert form in FORMATS
-    largest = max(float(np.abs(values).max()) for values in gradients)
-    factor = np.float32(2.0 ** np.floor(np.log2(2.0**14 / largest)) if form == "fp16" else 1)
-    bits = sum(coded_bits(values * factor, form) for values in gradients)
-    return bits / sum(values.size for values in gradients)
+def _bits_in(form: Format) -> Callable[[list[NDArray[np.float32]]], float]:
+    """Measures the bits a value of a step's gradients in a format."""
+
+    def bits_a_value(gradients: list[NDArray[np.float32]]) -> float:
+        largest = max(float(np.abs(values).max()) for values in gradients)
+        factor = np.float32(2.0 ** np.floor(np.log2(2.0**14 / largest)) if form == "fp16" else 1)
+        bits = sum(coded_bits(values * factor, form) for values in gradients)
+        return bits / sum(values.size for values in gradients)
+
+    return bits_a_value
+
+
+def _int8_bits_a_value(gradients: list[NDArray[np.float32]]) -> float:
+    """The bits a value of a step's gradients in blocks of int8, which have 8.125 as they are (docs/wire-formats.md)."""
+    coded = sum(_core.coded_bytes(_int8_blocks(values.reshape(-1)), "int8_blocks") for values in gradients)
+    return 8 * coded / sum(values.size for values in gradients)
+
+
+def _int8_blocks(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    parts = np.pad(values, (0, -values.size % BLOCK)).reshape(-1, BLOCK)
+    scales = np.abs(parts).max(axis=1) / np.float32(127)
+    blocks = np.empty(len(parts), [("scale", np.float32), ("bytes", np.int8, BLOCK)])
+    blocks["scale"] = scales
+    blocks["bytes"] = np.rint(parts / np.where(scales > 0, scales, 1)[:, None])
+    return blocks.view(np.uint8)
 
 
 def _print(header: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> None:
@@ -91,6 +111,7 @@ def main() -> None:
     formats = (*FORMATS, *(f"mean, {form}" for form in FORMATS))
     _print(("network", "kind", "step", *formats, "zeros"), sampled_rows())
     print()
+    formats = (*FORMATS, "int8", *(f"mean, {form}" for form in (*FORMATS, "int8")))
     _print(("model", *formats), replayed_rows(args.scale, args.workers))
 
 

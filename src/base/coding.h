@@ -13,13 +13,15 @@ enum class Coding : std::uint8_t {
   bfloat16,
   difference32,  // small integers of 32 bits (kernel::difference)
   difference16,
+  int8,  // bytes with signs (DType::int8_blocks)
 };
-inline constexpr Coding kLastCoding = Coding::difference16;
+inline constexpr Coding kLastCoding = Coding::int8;
 
 /// Bytes of a value; 1 for Coding::none.
 constexpr std::size_t value_bytes(Coding coding) {
   switch (coding) {
     case Coding::none:
+    case Coding::int8:
       return 1;
     case Coding::float32:
     case Coding::difference32:
@@ -31,7 +33,7 @@ constexpr std::size_t value_bytes(Coding coding) {
 
 /// As what the differences of two such arrays are coded (kernel::difference). Coding::none for what has none.
 constexpr Coding difference_of(Coding coding) {
-  if (coding == Coding::none) return coding;
+  if (value_bytes(coding) == 1) return Coding::none;
   return value_bytes(coding) == value_bytes(Coding::difference32) ? Coding::difference32 : Coding::difference16;
 }
 

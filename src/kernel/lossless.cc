@@ -150,24 +150,14 @@ POSEIDON_INLINE auto with_block(Coding coding, const Body& body) {
       return body.template operator()<IntegerBlock<std::uint32_t>>();
     case Coding::difference16:
       return body.template operator()<IntegerBlock<std::uint16_t>>();
+    case Coding::int8:
+      return body.template operator()<SignedByteBlock>();
     case Coding::float32:
       break;
     case Coding::none:
       invariant(false, "values of a known kind are coded");
   }
   return body.template operator()<FloatBlock<std::uint32_t, 8, 23>>();
-}
-
-/// The integer of the smallest magnitude by which a word differs, its sign in the lowest bit.
-template <typename Word>
-POSEIDON_INLINE Word fold(Word difference) {
-  const auto sign = static_cast<Word>(difference >> (8 * sizeof(Word) - 1));
-  return static_cast<Word>(static_cast<Word>(difference << 1) ^ static_cast<Word>(Word{0} - sign));
-}
-
-template <typename Word>
-POSEIDON_INLINE Word unfold(Word folded) {
-  return static_cast<Word>(static_cast<Word>(folded >> 1) ^ static_cast<Word>(Word{0} - (folded & 1)));
 }
 
 /// out[i] = combine(a[i], b[i]), in words. The arrays are the same or do not overlap.

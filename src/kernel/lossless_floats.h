@@ -139,7 +139,7 @@ class FloatBlock {
   /// Writes what is not coded to `raw`, and the exponents. Returns the or of all values.
   static POSEIDON_INLINE Word split(Isa isa, const std::byte* values, std::byte* raw, BlockBytes& exponents) {
     Words words;
-    std::memcpy(words.data(), values, sizeof words);
+    copy_block<sizeof words>(values, reinterpret_cast<std::byte*>(words.data()));
     Word all = 0;
     for (const Word word : words) all = static_cast<Word>(all | word);
     Halves high;
@@ -147,14 +147,14 @@ class FloatBlock {
     if constexpr (kLowBits > 0) {
       Halves low;
       for (std::size_t i = 0; i < kBlockValues; ++i) low[i] = static_cast<std::uint16_t>(words[i]);
-      std::memcpy(raw, low.data(), sizeof low);
+      copy_block<sizeof low>(reinterpret_cast<const std::byte*>(low.data()), raw);
     }
     BlockBytes rest;
     for (std::size_t i = 0; i < kBlockValues; ++i)
       exponents[i] = static_cast<std::uint8_t>(high[i] >> kMantissaBits & kExponentMask);
     for (std::size_t i = 0; i < kBlockValues; ++i)
       rest[i] = static_cast<std::uint8_t>(kExtraPlanes > 0 ? high[i] : (high[i] & 0x7f) | (high[i] >> 8 & 0x80));
-    std::memcpy(raw + kLowBytes, rest.data(), sizeof rest);
+    copy_block<sizeof rest>(reinterpret_cast<const std::byte*>(rest.data()), raw + kLowBytes);
     if constexpr (kExtraPlanes > 0) {
       for (std::size_t i = 0; i < kBlockValues; ++i)
         rest[i] = static_cast<std::uint8_t>((high[i] >> 8 & 3) | (high[i] >> 13 & 4));
@@ -166,7 +166,7 @@ class FloatBlock {
   /// The opposite.
   static POSEIDON_INLINE void join(Isa isa, const std::byte* raw, const BlockBytes& exponents, std::byte* values) {
     BlockBytes rest;
-    std::memcpy(rest.data(), raw + kLowBytes, sizeof rest);
+    copy_block<sizeof rest>(raw + kLowBytes, reinterpret_cast<std::byte*>(rest.data()));
     Halves high;
     if constexpr (kExtraPlanes > 0) {
       BlockBytes extra;
@@ -179,13 +179,13 @@ class FloatBlock {
         high[i] = static_cast<std::uint16_t>((rest[i] & 0x80) << 8 | exponents[i] << kMantissaBits | (rest[i] & 0x7f));
     }
     if constexpr (kLowBits == 0) {
-      std::memcpy(values, high.data(), sizeof high);
+      copy_block<sizeof high>(reinterpret_cast<const std::byte*>(high.data()), values);
     } else {
       Halves low;
-      std::memcpy(low.data(), raw, sizeof low);
+      copy_block<sizeof low>(raw, reinterpret_cast<std::byte*>(low.data()));
       Words words;
       for (std::size_t i = 0; i < kBlockValues; ++i) words[i] = Word{high[i]} << kLowBits | Word{low[i]};
-      std::memcpy(values, words.data(), sizeof words);
+      copy_block<sizeof words>(reinterpret_cast<const std::byte*>(words.data()), values);
     }
   }
 };

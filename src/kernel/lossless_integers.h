@@ -18,6 +18,18 @@
 
 namespace poseidon::kernel {
 
+/// A signed integer as one that is small where its magnitude is: its sign is the lowest bit.
+template <typename Word>
+POSEIDON_INLINE Word fold(Word number) {
+  const auto sign = static_cast<Word>(number >> (8 * sizeof(Word) - 1));
+  return static_cast<Word>(static_cast<Word>(number << 1) ^ static_cast<Word>(Word{0} - sign));
+}
+
+template <typename Word>
+POSEIDON_INLINE Word unfold(Word folded) {
+  return static_cast<Word>(static_cast<Word>(folded >> 1) ^ static_cast<Word>(Word{0} - (folded & 1)));
+}
+
 template <typename Word>
 class IntegerBlock {
  public:
@@ -59,9 +71,9 @@ class IntegerBlock {
 
   static POSEIDON_INLINE std::size_t encode(Isa isa, const std::byte* values, std::byte* out, bool& zeros) {
     Words words;
-    std::memcpy(words.data(), values, sizeof words);
+    copy_block<sizeof words>(values, reinterpret_cast<std::byte*>(words.data()));
     BlockBytes lengths;
-    for (std::size_t i = 0; i < kBlockValues; ++i) lengths[i] = static_cast<std::uint8_t>(std::bit_width(words[i]));
+    measure(isa, words, lengths);
     Head head = best_head(lengths);
     zeros = head.most_bits == 0;
     if (zeros || head.planes_bytes() >= sizeof words) return 0;
@@ -69,9 +81,12 @@ class IntegerBlock {
     at = pack_low(isa, words, 0, head.bits, at);
     if (head.class_bits > 0) {
       BlockBytes classes;
-      for (std::size_t i = 0; i < kBlockValues; ++i)
-        classes[i] = static_cast<std::uint8_t>(
-            std::clamp(int{lengths[i]} - static_cast<int>(head.bits), 0, static_cast<int>(head.last_class())));
+      const auto least = static_cast<std::uint8_t>(head.bits);
+      const auto most = static_cast<std::uint8_t>(head.last_class());
+      for (std::size_t i = 0; i < kBlockValues; ++i) {
+        const auto above = static_cast<std::uint8_t>(lengths[i] > least ? lengths[i] - least : 0);
+        classes[i] = above < most ? above : most;
+      }
       pack_planes(isa, classes.data(), head.class_bits, at);
       Planes planes;
       pack_low(isa, words, head.bits, head.most_bits, reinterpret_cast<std::byte*>(planes.data()), true);
@@ -87,7 +102,8 @@ class IntegerBlock {
   }
 
   static POSEIDON_INLINE bool decode(Isa isa, const std::byte* coded, const Head& head, std::byte* values) {
-    Words words{};
+    Words words;
+    clear_block<sizeof words>(reinterpret_cast<std::byte*>(words.data()));
     const std::byte* at = unpack_low(isa, coded + kHeadBytes, 0, head.bits, words);
     if (head.class_bits > 0) {
       const Masks masks(head, at);
@@ -104,7 +120,7 @@ class IntegerBlock {
     } else if (head.above_bytes != 0) {
       return false;
     }
-    std::memcpy(values, words.data(), sizeof words);
+    copy_block<sizeof words>(reinterpret_cast<const std::byte*>(words.data()), values);
     return true;
   }
 
@@ -121,7 +137,8 @@ class IntegerBlock {
    public:
     Masks(const Head& head, const std::byte* class_planes) : count_(head.most_bits - head.bits) {
       std::array<PlaneWords, kMostClassBits> classes;
-      std::memcpy(classes.data(), class_planes, head.class_bits * kPlaneBytes);
+      for (unsigned bit = 0; bit < head.class_bits; ++bit)
+        std::memcpy(&classes[bit], class_planes + bit * kPlaneBytes, kPlaneBytes);
       for (unsigned plane = 0; plane < count_; ++plane) {
         const unsigned least = head.class_with(head.bits + plane);
         if (plane > 0 && least == head.class_with(head.bits + plane - 1))
@@ -161,16 +178,12 @@ class IntegerBlock {
   /// How long a block's values are.
   class Lengths {
    public:
-    POSEIDON_INLINE explicit Lengths(const BlockBytes& lengths) {
-      std::array<std::array<std::uint16_t, kMostBits + 1>, 2> counts{};  // two, which do not wait for each other
-      for (std::size_t i = 0; i < kBlockValues; i += 2) {
-        ++counts[0][lengths[i]];
-        ++counts[1][lengths[i + 1]];
-      }
-      for (unsigned bits = kMostBits + 1; bits-- > 0;)
-        longer_[bits] = longer_[bits + 1] + counts[0][bits] + counts[1][bits];
-      for (unsigned bits = 0; bits <= kMostBits; ++bits) sums_[bits + 1] = sums_[bits] + longer_[bits];
-      while (longest_ > 0 && longer_[longest_] == 0) --longest_;
+    POSEIDON_INLINE explicit Lengths(const BlockBytes& lengths) : longest_(largest(lengths)) {
+      unsigned bits = longest_;
+      for (; bits > 0 && longer_[bits + 1] < kBlockValues; --bits)
+        longer_[bits] = static_cast<unsigned>(count_at_least(lengths, bits));
+      for (++bits; bits-- > 0;) longer_[bits] = kBlockValues;
+      for (bits = 0; bits <= kMostBits; ++bits) sums_[bits + 1] = sums_[bits] + longer_[bits];
     }
 
     unsigned longest() const { return longest_; }
@@ -190,8 +203,33 @@ class IntegerBlock {
    private:
     std::array<unsigned, kMostBits + 2> longer_{};  // how many values have at least so many bits
     std::array<unsigned, kMostBits + 2> sums_{};    // of `longer_` before
-    unsigned longest_ = kMostBits;
+    unsigned longest_;
   };
+
+  /// The bits that each value has.
+  static POSEIDON_INLINE void measure(Isa isa, const Words& words, BlockBytes& lengths) {
+    if (isa == Isa::v4) {  // which counts leading zeros of many values at once
+      for (std::size_t i = 0; i < kBlockValues; ++i) lengths[i] = static_cast<std::uint8_t>(std::bit_width(words[i]));
+      return;
+    }
+    constexpr std::uint32_t kOfNone = 126;  // a float's exponent of 1, less one
+    std::array<float, kBlockValues> floats;
+    std::array<std::uint32_t, kBlockValues> exponents;
+    // As a float has them in its exponent. No value is rounded up to the next power of two, because of two ones in a
+    // row only the first is left.
+    for (std::size_t i = 0; i < kBlockValues; ++i) {
+      const std::uint32_t word = words[i];
+      floats[i] = static_cast<float>(static_cast<std::int32_t>((word & ~(word >> 1)) & 0x7fffffff));
+    }
+    copy_block<sizeof floats>(reinterpret_cast<const std::byte*>(floats.data()),
+                              reinterpret_cast<std::byte*>(exponents.data()));
+    for (std::size_t i = 0; i < kBlockValues; ++i) {
+      const std::uint32_t exponent = exponents[i] >> 23;
+      const std::uint32_t length = exponent > kOfNone ? exponent - kOfNone : 0;
+      exponents[i] = kMostBits == 32 && static_cast<std::int32_t>(words[i]) < 0 ? 32 : length;
+    }
+    for (std::size_t i = 0; i < kBlockValues; ++i) lengths[i] = static_cast<std::uint8_t>(exponents[i]);
+  }
 
   /// A cheap one: of those near even classes the cheapest.
   static POSEIDON_INLINE Head best_head(const BlockBytes& all_lengths) {
@@ -244,6 +282,29 @@ class IntegerBlock {
         words[i] = static_cast<Word>(words[i] | static_cast<Word>(bytes[i]) << done);
     }
     return at;
+  }
+};
+
+/// Blocks of signed bytes. The scales that lie among those of DType::int8_blocks are a few large ones.
+class SignedByteBlock {
+ public:
+  using Value = std::uint8_t;
+  using Head = IntegerBlock<Value>::Head;
+  static constexpr std::size_t kHeadBytes = IntegerBlock<Value>::kHeadBytes;
+
+  static POSEIDON_INLINE std::size_t encode(Isa isa, const std::byte* values, std::byte* out, bool& zeros) {
+    BlockBytes bytes;
+    copy_block<sizeof bytes>(values, reinterpret_cast<std::byte*>(bytes.data()));
+    for (std::uint8_t& byte : bytes) byte = fold(byte);
+    return IntegerBlock<Value>::encode(isa, reinterpret_cast<const std::byte*>(bytes.data()), out, zeros);
+  }
+
+  static POSEIDON_INLINE bool decode(Isa isa, const std::byte* coded, const Head& head, std::byte* values) {
+    BlockBytes bytes;
+    if (!IntegerBlock<Value>::decode(isa, coded, head, reinterpret_cast<std::byte*>(bytes.data()))) return false;
+    for (std::uint8_t& byte : bytes) byte = unfold(byte);
+    copy_block<sizeof bytes>(reinterpret_cast<const std::byte*>(bytes.data()), values);
+    return true;
   }
 };
 

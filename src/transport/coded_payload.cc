@@ -9,7 +9,7 @@
 
 namespace poseidon {
 
-static_assert(kSegmentHeadBytes + kernel::most_coded_bytes(Coding::bfloat16, kSegmentBytes / 2) <= kSegmentRoomBytes);
+static_assert(kSegmentHeadBytes + kernel::most_coded_bytes(Coding::int8, kSegmentBytes) <= kSegmentRoomBytes);
 
 CodedPayload::CodedPayload(Coding coding, std::vector<std::span<const std::byte>> pieces)
     : coding_(coding), pieces_(std::move(pieces)) {

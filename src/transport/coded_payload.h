@@ -21,7 +21,7 @@ inline constexpr std::size_t kSegmentHeadBytes = sizeof(std::uint32_t);
 /// The most bytes of a segment on the wire, its head included.
 inline constexpr std::size_t kMostSegmentBytes = kSegmentHeadBytes + kSegmentBytes;
 /// The memory in which a segment is coded: some more, because it may turn out not to shrink.
-inline constexpr std::size_t kSegmentRoomBytes = kMostSegmentBytes + 64;
+inline constexpr std::size_t kSegmentRoomBytes = kMostSegmentBytes + 128;
 
 /// Codes the payload of one message, segment after segment. It reads the sender's memory as late as it can.
 class CodedPayload {

@@ -115,6 +115,8 @@ Coding coding_of(DType dtype) {
       return Coding::bfloat16;
     case DType::uint8:  // state of models and optimizers as bytes: most of it is float32
       return Coding::float32;
+    case DType::int8_blocks:
+      return Coding::int8;
     default:
       return Coding::none;
   }

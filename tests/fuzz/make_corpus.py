@@ -174,7 +174,7 @@ def rejected() -> dict[str, bytes]:
     """By name: headers that no receiver takes."""
     push = header("push", contribution())
     return {
-        "rejected_coding": header("push", contribution(), coding=6),
+        "rejected_coding": header("push", contribution(), coding=7),
         "rejected_dtype": header("push", body(99)),
         "rejected_flags": header("local_result", body(FLOAT32, 4)),
         "rejected_kind": push[:5] + bytes([len(KINDS) + 1]) + push[6:],
@@ -227,7 +227,7 @@ def lossless() -> dict[str, bytes]:
 def coded_streams() -> dict[str, bytes]:
     """By name: a push of 512 float32 values in a segment, as a stream for tcp_receive."""
     streams = {}
-    for coding in range(1, 6):
+    for coding in range(1, 7):
         coded = b"".join(coded_values()[name] for name in ("one_exponent", "two_bits_and_escapes"))
         head = header("push", contribution(), 2048, coding=coding | (PREFERS_PLAIN if coding == 2 else 0))
         segment = struct.pack("<I", len(coded)) + coded

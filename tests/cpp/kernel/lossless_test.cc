@@ -11,14 +11,16 @@
 #include <vector>
 
 #include "kernel/half_bits.h"
+#include "kernel/int8_blocks.h"
+#include "poseidon/dtype.h"
 
 namespace poseidon::kernel {
 namespace {
 
 using Bytes = std::vector<std::byte>;
 
-constexpr Coding kCodings[] = {Coding::float32, Coding::float16, Coding::bfloat16, Coding::difference32,
-                               Coding::difference16};
+constexpr Coding kCodings[] = {Coding::float32,      Coding::float16,      Coding::bfloat16,
+                               Coding::difference32, Coding::difference16, Coding::int8};
 
 std::vector<Isa> isas() {
   std::vector<Isa> all{Isa::baseline};
@@ -70,6 +72,7 @@ Bytes gradients(Coding coding, std::size_t count, std::uint32_t seed) {
   std::normal_distribution<float> normal;
   std::vector<std::uint32_t> words(count);
   std::vector<std::uint16_t> halves(count);
+  std::vector<std::int8_t> bytes(count);
   for (std::size_t i = 0; i < count; ++i) {
     const float value = normal(random) * std::ldexp(1.0F, -static_cast<int>(i / 1000 % 12));
     words[i] = std::bit_cast<std::uint32_t>(value);
@@ -77,7 +80,9 @@ Bytes gradients(Coding coding, std::size_t count, std::uint32_t seed) {
     if (coding == Coding::bfloat16) halves[i] = narrow_bfloat16_bits(words[i]);
     if (coding == Coding::difference32) words[i] = static_cast<std::uint32_t>(std::fabs(value) * 60'000);
     if (coding == Coding::difference16) halves[i] = static_cast<std::uint16_t>(std::fabs(value) * 6);
+    bytes[i] = static_cast<std::int8_t>(std::clamp(value * 30, -127.0F, 127.0F));
   }
+  if (coding == Coding::int8) return bytes_of(bytes);
   return value_bytes(coding) == 4 ? bytes_of(words) : bytes_of(halves);
 }
 
@@ -106,6 +111,20 @@ TEST(Lossless, EveryPatternOf16BitsComesBack) {
       EXPECT_EQ(decoded(coding, coded(coding, values), words.size(), 1 << 20), values);
     }
   }
+}
+
+TEST(Lossless, BytesOfBlocksWithScalesComeBackInFewer) {
+  std::mt19937 random(11);
+  std::normal_distribution<float> normal;
+  std::vector<float> values(100 * kBlockValues);
+  for (float& value : values) value = 1e-3F * normal(random) * normal(random);
+  Bytes blocks(dtype_bytes(DType::int8_blocks) * 100);
+  encode_int8(best_isa(), values.data(), blocks.data(), values.size());
+  const Bytes small = coded(Coding::int8, blocks);
+  EXPECT_LT(small.size(), blocks.size() * 9 / 10);
+  EXPECT_EQ(decoded(Coding::int8, small, blocks.size(), 1000), blocks);
+  for (std::size_t i = 0; i < blocks.size(); ++i) blocks[i] = static_cast<std::byte>(i * 7 % (i / 256 + 1));
+  EXPECT_EQ(decoded(Coding::int8, coded(Coding::int8, blocks), blocks.size(), 1000), blocks);
 }
 
 TEST(Lossless, PatternsOf32BitsComeBack) {

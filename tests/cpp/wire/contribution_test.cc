@@ -96,6 +96,8 @@ TEST(Messages, DifferencesAreCodedAsWhatTheyAre) {
   EXPECT_EQ(coding(DType::float16, true), Coding::difference16);
   EXPECT_EQ(coding(DType::float64, true), Coding::none);
   EXPECT_EQ(coding(DType::uint8, false), Coding::float32);
+  EXPECT_EQ(coding(DType::int8_blocks, false), Coding::int8);
+  EXPECT_EQ(coding(DType::int8_blocks, true), Coding::none);
 }
 
 TEST(Messages, AboutStoredArraysRoundTrip) {
