@@ -2,7 +2,7 @@
 
 A group stands for a model on hosts with ports of 1, 10 or 25 GbE. Dimensions of weights are divided by `SCALE`, so
 bytes and rate by its square. Two cores replay all hosts. So time is stretched: computation and the ports' rate alike,
-which changes no ratio, until a step takes long enough and all ports together carry what the cores can. Where they
+which changes no ratio, until a step takes long enough and all ports together carry what these cores can. Where they
 can carry more, a step that computes long is shortened in the same way.
 """
 
@@ -33,7 +33,8 @@ STEPS = 2  # measured ones of a round
 _GBIT = 1e9
 _MOST_COMPUTE_S = 1.0
 _LEAST_STEP_S, _LONG_S = 0.2, 2.0  # of DDP; above the second there is one round and not two
-_MOST_BITS_PER_S = 1e9  # of all ports together
+_LONGEST_STEP_S = 5.0  # of a step that exchanges little
+_MOST_BITS_PER_S = 1e9  # of all ports together, on cores of the usual speed
 _WARM_UPS = 2  # about, of one method in a round
 _STARTS_S = 15.0  # processes, connections, and the plain copy
 # As users run: the system's TCP, and switches that are plain queues.
@@ -57,9 +58,12 @@ class Group:
     @property
     def stretch(self) -> float:
         """How many times slower than the hardware it stands for everything is. Below 1 it is faster."""
-        by_rate = self.hosts * self._scaled_rate / _MOST_BITS_PER_S
-        short = _LEAST_STEP_S / self._step_s(KNOWN_METHODS[PEER])
-        return self.slower * max(by_rate, short, min(1.0, _MOST_COMPUTE_S / self.table.iteration_seconds))
+        step_s = self._step_s(KNOWN_METHODS[PEER])
+        of_all_ports = self.slower * self.hosts / _MOST_BITS_PER_S
+        by_rate = min(of_all_ports * self._scaled_rate, _LONGEST_STEP_S / step_s)
+        by_load = of_all_ports * self._carried_bits(KNOWN_METHODS[PEER]) / step_s
+        short = max(_LEAST_STEP_S / step_s, min(1.0, _MOST_COMPUTE_S / self.table.iteration_seconds))
+        return max(by_rate, by_load, self.slower * short)
 
     @property
     def bits_per_second(self) -> float:
@@ -90,8 +94,11 @@ class Group:
 
     def _step_s(self, method: Method) -> float:
         """About what a step takes before it is stretched."""
-        carried = method.scaled(SCALE).closed_form_bytes(scaled(self.table, SCALE), self.hosts) / 2
-        return max(self.table.iteration_seconds, carried * 8 / self._scaled_rate)
+        return max(self.table.iteration_seconds, self._carried_bits(method) / self._scaled_rate)
+
+    def _carried_bits(self, method: Method) -> float:
+        """What a replayed port carries in a step, each way."""
+        return method.scaled(SCALE).closed_form_bytes(scaled(self.table, SCALE), self.hosts) / 2 * 8
 
     def seconds(self, methods: Sequence[Method]) -> float:
         """About how long it takes to run."""

@@ -99,6 +99,7 @@ class TrainingHost:
         while trainer.first_steps and not cold:
             self._step(trainer, method)
             trainer.first_steps -= 1
+        trainer.settle()  # what the first steps have left must not be counted
         if method.on_servers:
             for group in trainer.optimizer.param_groups:
                 group["lr"] = _SERVERS_RATE
