@@ -27,12 +27,13 @@ void bind_coded_size(nb::module_& module) {
   module.def(
       "coded_bytes",
       [](const ReadArray& array, const std::string& dtype) {
-        const DType type = dtype_from(dtype);
+        const DType type = dtype == "int8_blocks" ? DType::int8_blocks : dtype_from(dtype);
         const auto values = numbers(array, type);
         return unlocked([&] { return coded_bytes(type, values); });
       },
       nb::arg("array"), nb::arg("dtype"),
-      "The bytes of an array that is coded without loss, as numbers of `dtype` (include/poseidon/coded_size.h).");
+      "The bytes of an array that is coded without loss, as numbers of `dtype` (include/poseidon/coded_size.h), or as\n"
+      "'int8_blocks' (docs/wire-formats.md).");
   module.def(
       "coded_difference_bytes",
       [](const ReadArray& array, const ReadArray& base, const std::string& dtype) {
