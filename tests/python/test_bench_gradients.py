@@ -73,6 +73,7 @@ def test_differences_are_those_of_the_core() -> None:
     with pytest.raises(InvalidArgument, match="no whole numbers"):
         _core.coded_bytes(np.zeros(7, np.uint8), "bfloat16")
     assert _core.coded_bytes(np.zeros(BLOCK), "float64") == 8 * BLOCK, "what is not coded takes what it has"
+    assert _core.coded_bytes(np.zeros(4 + BLOCK, np.uint8), "int8_blocks") == 1 + 4, "a block, and what is left over"
 
 
 def test_bits_of_layers_are_those_of_replayed_gradients() -> None:

@@ -37,7 +37,7 @@ def test_hosts_code_where_a_core_keeps_up_with_the_port() -> None:
         ("ViT-B/16", "fp32", 27.35 / 32),
         ("ResNet-50", "fp32", 27.5 / 32),
         ("ViT-B/16", "bf16", 11.35 / 16),
-        ("ViT-B/16", "int8", 1.0),
+        ("ViT-B/16", "int8", 7.55 / 8.125),
     ],
 )
 def test_bytes_are_those_of_the_sample(model: str, wire: str, share: float) -> None:
