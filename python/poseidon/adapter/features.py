@@ -134,6 +134,7 @@ lbfgs: {}
   breaks one_backward: makes several backward passes in a step, and needs all gradients together
   instead: use another optimizer
 successor: a second DistributedOptimizer for the same parameters
+  needs common_updates: takes over parameters that all ranks have alike
   breaks state_survives: takes over from the one that Recovery was given
   instead: make it before Recovery, or start a run of its own with it
 max_norm: max_norm
@@ -141,6 +142,7 @@ max_norm: max_norm
   needs dense_gradients: needs norms, which sparse gradients do not have
   instead: leave max_norm out
 clip_previous: clip='previous'
+  needs data_everywhere: needs the norm of the step before, which a rank without data does not have
   breaks state_survives: needs the norm of the step before, which a replacement does not have
   instead: use clip='gathered'
 grad_scaler: GradScaler

@@ -109,7 +109,8 @@ class DistributedOptimizer(OptimizerWrapper):
             self._update_on_workers(model.synchronizer, make_clipping(max_norm, clip), per_parameter)
         self.share_hooks(*STEP_HOOKS, *STATE_HOOKS)
         # On servers GradScaler would otherwise change gradients that have been used already; so it says what it wants.
-        if self._on_servers or getattr(optimizer, "_step_supports_amp_scaling", False):
+        # An optimizer that divides by the scale itself does so after clipping, which would take scaled norms.
+        if self._on_servers or (max_norm is None and getattr(optimizer, "_step_supports_amp_scaling", False)):
             self._step_supports_amp_scaling = True
 
     @property

@@ -82,14 +82,17 @@ def succeed(model: Trained, entries: Collection[SyncedParameter], on_servers: bo
 
     Earlier ones that have some of them end, and so do those that the program has dropped.
     When an optimizer is dropped may differ between ranks, so what has ended on one rank ends on all. InvalidArgument
-    under `Recovery`, which has been given the earlier one.
+    under `Recovery`, which has been given the earlier one, and where ranks have different parameters.
     """
     earlier: list[Update] = model.optimizers
     wanted, control, sync = set(entries), model.context.control, model.sync
     flags = [
         int(one.tenure.owner() is None or (one.exclusive and not wanted.isdisjoint(one.entries))) for one in earlier
     ]
-    if any(flags) and model.context.recovers and control is not None:
+    replaces = any(not wanted.isdisjoint(one.entries) for one in earlier)  # alike on all ranks, as `flags` may not be
+    if (any(flags) and model.context.recovers and control is not None) or (
+        replaces and not model.features.keeps("common_updates")
+    ):
         model.features.check("successor")
     if earlier and control is not None and not model.context.recovers:
         flags = control.sum(flags)
