@@ -191,7 +191,7 @@ class IntegerBlock {
     std::size_t cost(unsigned bits, unsigned last, unsigned class_bits) const {
       const unsigned all = bits + last;  // from so many bits on a value has all of the block's
       return (bits + class_bits) * kBlockValues + (last > 2 ? sums_[all] - sums_[bits + 2] : 0) +
-             std::size_t{longer_[all]} * (longest_ - std::max(bits, all - 2));
+             std::size_t{longer_[all]} * (longest_ - (last > 2 ? all - 2 : bits));
     }
     /// A number of lowest bits with which about as many values are in the first class as in another one.
     unsigned even(unsigned class_bits) const {

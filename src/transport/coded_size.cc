@@ -26,7 +26,7 @@ std::size_t coded_bytes(DType dtype, std::span<const std::byte> values) {
 std::size_t coded_difference_bytes(DType dtype, std::span<const std::byte> values, std::span<const std::byte> base) {
   invariant(values.size() == base.size(), "a difference is between arrays of one length");
   const Coding coding = wire::coding_of(dtype);
-  if (coding == Coding::none) return values.size();
+  if (difference_of(coding) == Coding::none) return values.size();
   const std::size_t width = value_bytes(coding);
   std::vector<std::byte> differences(values.size());
   kernel::difference(values.data(), base.data(), differences.data(), values.size() / width, width);

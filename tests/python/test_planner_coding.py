@@ -26,6 +26,7 @@ def test_hosts_code_where_a_core_keeps_up_with_the_port() -> None:
     auto = Exchange(coding="auto")
     rates = (1e9, 1e10, 2.5e10, 1e11)
     assert [codes(auto, ClusterSpec(8, rate)) for rate in rates] == [True, True, False, False]
+    assert not codes(Exchange(wire="int8", coding="auto"), ClusterSpec(8, 1e10)), "which takes longer to code"
     assert codes(Exchange(coding="on"), FAST)
     assert not codes(Exchange(coding="off"), SLOW)
     assert not codes(auto, ClusterSpec(1, 1e9, workers_per_host=4)), "within a host nothing is coded"

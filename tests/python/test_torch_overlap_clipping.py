@@ -47,6 +47,27 @@ def test_the_gathered_norm_gives_the_bits_of_clip_grad_norm(world_size: int, mak
     assert all_equal(workers.run(world_size, gathered, make))
 
 
+def scaled(make: Any) -> str:
+    digests = []
+    for scale in (False, True):
+        model, optimizer = wrapped(True, make, Branches(), max_norm=MAX_NORM)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scale)
+        for step in range(4):
+            optimizer.zero_grad()
+            scaler.scale(mean_loss(model, *own_batch(step))).backward()  # type: ignore[no-untyped-call]
+            scaler.step(optimizer)
+            scaler.update()
+        digests.append(parameters_digest(model))
+    assert digests[0] == digests[1]
+    return digests[0]
+
+
+@pytest.mark.parametrize("make", [momentum, adamw])
+def test_norms_are_those_of_unscaled_gradients(make: Any) -> None:
+    """Also of a fused optimizer, which GradScaler would let divide by the scale itself, after clipping."""
+    assert all_equal(workers.run(2, scaled, make))
+
+
 class ByPreviousNorm:
     """The reference: gradients scaled by the norm that the step before had, in the first step by its own."""
 

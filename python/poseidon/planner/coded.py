@@ -14,6 +14,7 @@ from poseidon.schemes import takes_factors, takes_rows
 # Of one core, in bytes of values as they are. A host's worker and its server have a thread each, which codes half of
 # what leaves the host and decodes half of what comes.
 _CODED_PER_S, _DECODED_PER_S = 2.5e9, 2e9
+_INT8_CODED_PER_S, _INT8_DECODED_PER_S = 0.6e9, 0.8e9
 _THREADS = 2
 _MOST_BUSY = 0.9  # src/transport/coding_choice.h
 
@@ -30,7 +31,9 @@ def codes(exchange: Exchange, cluster: ClusterSpec) -> bool:
     """
     if exchange.coding != "auto" or cluster.hosts == 1:
         return exchange.coding == "on" and cluster.hosts > 1
-    busy = cluster.payload_bytes_per_s * (1 / _CODED_PER_S + 1 / _DECODED_PER_S) / _THREADS
+    is_int8 = exchange.wire == "int8"
+    coded, decoded = (_INT8_CODED_PER_S, _INT8_DECODED_PER_S) if is_int8 else (_CODED_PER_S, _DECODED_PER_S)
+    busy = cluster.payload_bytes_per_s * (1 / coded + 1 / decoded) / _THREADS
     return busy <= _MOST_BUSY
 
 

@@ -103,6 +103,24 @@ TEST_F(CodedServerRate, AJobIsChargedForTheBytesThatTravel) {
   start(options_, "127.0.0.1:0");
   const auto worker = join(0, 1, "one");
   EXPECT_LE(steps(*worker, 1, 9), 8 * 0.05 / 2) << "zeros take next to no bytes";
+  const auto begin = Clock::now();
+  for (std::uint32_t chunk = 1; chunk <= 20; ++chunk) {
+    auto push = push_of(0, 1);
+    push.chunk = chunk;
+    send(*worker, push, Bytes(kBytes));
+  }
+  EXPECT_TRUE(worker->recorder.wait_messages(10 + 20));
+  EXPECT_LE(Clock::now() - begin, std::chrono::milliseconds(20 * 50 / 2)) << "also with many under way";
+}
+
+TEST_F(ServerRate, AJobThatIsHardlyAheadDoesNotWaitForAnother) {
+  start(options_, "127.0.0.1:0");
+  const auto far = join(0, 1, "far");
+  const auto hardly = join(0, 1, "hardly");
+  send(*far, header_of(wire::Kind::assign, 0, 3), Bytes(20 * kBytes));  // a second of the rate
+  for (std::size_t count = 0; count < 2; ++count) far->send(header_of(wire::Kind::pull, 0, 3), Bytes());
+  ASSERT_TRUE(far->recorder.wait_messages(2));
+  EXPECT_LE(steps(*hardly, 1, 4), 0.5);
 }
 
 TEST_F(ServerRate, RequestsForValuesAreChargedWithTheAnswers) {
