@@ -246,6 +246,8 @@ class _Model:
         """One step of the loop."""
         given = self._given
         if given.get("second") and step == CHANGES_AT:
+            if not self.features.keeps("common_updates"):
+                self.features.check("successor")
             former, self._scopes = self._scopes, []
             if recovers and any(not scope.has("update_server") for scope in former):
                 self._optimize_again()
