@@ -317,6 +317,38 @@ def test_models_that_change() -> None:
     workers.run(2, changed_models)
 
 
+def by_turns(first: bool, second: bool) -> bool:
+    """Trains the body and the head of a model by a LocalSGD each, with an outer update or without, one after the other.
+
+    Returns whether they are refused. One that takes over for good is not.
+    """
+    module = mlp()
+    params = list(module.parameters())
+    options = [{"outer": poseidon.OuterNesterov()} if outer else {} for outer in (first, second)]
+    parts = [
+        poseidon.LocalSGD(module, torch.optim.SGD(part, lr=0.1), 4, **given)
+        for part, given in zip((params[:4], params[4:]), options, strict=True)
+    ]
+
+    def step(part: poseidon.LocalSGD) -> None:
+        module(torch.ones(2, params[0].shape[1])).sum().backward()
+        part.step()
+
+    for which in (0, 0, 1, 1):
+        step(parts[which])
+    if not first and not second:
+        step(parts[0])
+        return False
+    with pytest.raises(InvalidArgument, match="a second LocalSGD that trains the same model by turns"):
+        step(parts[0])
+    return True
+
+
+@pytest.mark.parametrize(("first", "second"), [(False, False), (True, False), (False, True), (True, True)])
+def test_two_for_one_model_update_no_averages_twice(first: bool, second: bool) -> None:
+    assert workers.run(2, by_turns, first, second) == [first or second] * 2
+
+
 def drifting() -> None:
     model = mlp()
     refused("stragglers=drop", model, adamw(model), 2)

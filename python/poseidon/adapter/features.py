@@ -163,7 +163,11 @@ local_sgd: LocalSGD
   instead: use DistributedDataParallel instead of LocalSGD
 local_sgd_outer: LocalSGD with outer, wire or parameter_wire
   needs kept_values: has servers that keep the global parameters
+  breaks plain_averages: makes an update of what an averaging has changed
   instead: leave outer, wire and parameter_wire out
+second_local_sgd: a second LocalSGD that trains the same model by turns
+  needs plain_averages: averages parameters that have been averaged
+  instead: give one LocalSGD an optimizer of all parameters
 local_sgd_unsaved: LocalSGD in a Recovery without a directory
   breaks state_survives: has a state of its own on every rank, which no other rank can give away
   instead: pass a directory to Recovery, in which each rank saves it

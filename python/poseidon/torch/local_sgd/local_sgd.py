@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,8 @@ from poseidon.torch.training.buffers import ModelBuffers
 from poseidon.torch.training.trained_model import check_module
 
 _KEY = "local_sgd"  # of this class's part of a state_dict
+# The LocalSGD that has made the last step of each model.
+_LAST_TO_STEP: weakref.WeakKeyDictionary[nn.Module, weakref.ref[LocalSGD]] = weakref.WeakKeyDictionary()
 
 
 class LocalSGD(OptimizerWrapper):
@@ -100,6 +103,7 @@ class LocalSGD(OptimizerWrapper):
             self.features.add("local_sgd_outer")
         here.features.take(self.features)
         self._fragments = Fragments([self._averaging_of(part) for part in self._plan.cut(self._found)], self._plan)
+        self._has_stepped = False
         self.step_count = 0
         """The number of calls of `step()`, skipped steps included."""
         self.steps_alone = 0
@@ -186,6 +190,17 @@ class LocalSGD(OptimizerWrapper):
                 "LocalSGD on every rank, or load its state_dict(), too"
             )
         self._model_is_new = self._loaded_itself = False
+        self._take_turn()
+
+    def _take_turn(self) -> None:
+        """Raises InvalidArgument if another one has stepped since this one did, and one of both updates averages."""
+        last = _LAST_TO_STEP.get(self.model)
+        other = None if last is None else last()
+        by_turns = [self, other] if other is not None and other is not self and self._has_stepped else []
+        if any(one._outer is not None for one in by_turns):
+            Features.refuse("second_local_sgd", "local_sgd_outer")
+        self._has_stepped = True
+        _LAST_TO_STEP[self.model] = weakref.ref(self)
 
     def _local_step(self, closure: Callable[[], float] | None) -> float | None:
         scale, found_inf = vars(self).get("grad_scale"), vars(self).get("found_inf")
