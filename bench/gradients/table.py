@@ -9,7 +9,8 @@ are those of replayed gradients. Both come from `coded_bits`, which another code
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,7 @@ from poseidon.gradients.layers import LayerGradients
 from poseidon.models import model_table, scaled
 
 MODELS = ("VGG19", "ResNet-50", "ViT-B/16", "BERT-base", "GPT-2", "Llama-134M", "Llama-1B LoRA", "DLRM")
+REPLAYED_FORMATS: tuple[Format | Literal["int8"], ...] = (*FORMATS, "int8")
 NAMES = {"cnn": "CNN", "resnet": "ResNet", "vit": "ViT", "gpt": "GPT", "lora": "LoRA", "dlrm": "DLRM"}
 KINDS = {"lora_a": "LoRA, A", "lora_b": "LoRA, B", "vector": "biases and norms", "fc": "fully connected"}
 KINDS |= {"conv": "convolution", "mlp": "perceptron"}
@@ -42,7 +44,7 @@ def replayed_rows(scale: int, workers: int) -> Iterator[tuple[str, ...]]:
         ranks = [Replayed(name, scale, rank) for rank in range(workers)]
         steps = [rank.step() for rank in ranks]
         mean = [np.asarray(np.mean(parts, axis=0, dtype=np.float32)) for parts in zip(*steps, strict=True)]
-        figures = [bits(part) for part in (steps[0], mean) for bits in (*map(_bits_in, FORMATS), _int8_bits_a_value)]
+        figures = [_bits_a_value(part, form) for part in (steps[0], mean) for form in REPLAYED_FORMATS]
         yield (whole.name, *(f"{figure:.1f}" for figure in figures))
 
 
@@ -70,22 +72,15 @@ class Replayed:
         return list(found.values())
 
 
-def _bits_in(form: Format) -> Callable[[list[NDArray[np.float32]]], float]:
-    """Measures the bits a value of a step's gradients in a format."""
-
-    def bits_a_value(gradients: list[NDArray[np.float32]]) -> float:
+def _bits_a_value(gradients: list[NDArray[np.float32]], form: Format | Literal["int8"]) -> float:
+    """Of a step's gradients. Blocks of int8 have 8.125 as they are (docs/wire-formats.md)."""
+    if form == "int8":
+        bits = sum(8 * _core.coded_bytes(_int8_blocks(values.reshape(-1)), "int8_blocks") for values in gradients)
+    else:
         largest = max(float(np.abs(values).max()) for values in gradients)
         factor = np.float32(2.0 ** np.floor(np.log2(2.0**14 / largest)) if form == "fp16" else 1)
         bits = sum(coded_bits(values * factor, form) for values in gradients)
-        return bits / sum(values.size for values in gradients)
-
-    return bits_a_value
-
-
-def _int8_bits_a_value(gradients: list[NDArray[np.float32]]) -> float:
-    """The bits a value of a step's gradients in blocks of int8, which have 8.125 as they are (docs/wire-formats.md)."""
-    coded = sum(_core.coded_bytes(_int8_blocks(values.reshape(-1)), "int8_blocks") for values in gradients)
-    return 8 * coded / sum(values.size for values in gradients)
+    return bits / sum(values.size for values in gradients)
 
 
 def _int8_blocks(values: NDArray[np.float32]) -> NDArray[np.uint8]:
@@ -111,7 +106,7 @@ def main() -> None:
     formats = (*FORMATS, *(f"mean, {form}" for form in FORMATS))
     _print(("network", "kind", "step", *formats, "zeros"), sampled_rows())
     print()
-    formats = (*FORMATS, "int8", *(f"mean, {form}" for form in (*FORMATS, "int8")))
+    formats = (*REPLAYED_FORMATS, *(f"mean, {form}" for form in REPLAYED_FORMATS))
     _print(("model", *formats), replayed_rows(args.scale, args.workers))
 
 

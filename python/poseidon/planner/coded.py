@@ -19,7 +19,7 @@ _THREADS = 2
 _MOST_BUSY = 0.9  # src/transport/coding_choice.h
 
 # Of layers without zeros (docs/gradients.md): what int8 takes of its 8.125 bits, and what float32 takes.
-_INT8_SHARE, _DENSE_BITS = 0.93, 27.4
+_INT8_SHARE, _DENSE_SHARE = 0.93, 27.4 / 32
 
 AS_THEY_ARE = (1.0, 1.0)
 
@@ -46,27 +46,24 @@ def coded_shares(work: Workload, unit: PlannedUnit, scheme: str) -> tuple[float,
         return _int8_shares(work, unit, scheme)
     if wire not in FORMATS:
         return AS_THEY_ARE
-    form = cast("Format", wire)
-    before, after = _bits(work, unit, scheme, form)
-    return before / VALUE_BITS[form], after / VALUE_BITS[form]
+    return _shares(work, unit, scheme, cast("Format", wire))
 
 
 def _int8_shares(work: Workload, unit: PlannedUnit, scheme: str) -> tuple[float, float]:
     """Blocks of zeros cost as little as those of float32. Factors travel as bf16."""
     if takes_factors(scheme):
-        before, after = _bits(work, unit, scheme, "bf16")
-        return before / VALUE_BITS["bf16"], after / VALUE_BITS["bf16"]
-    before, after = (min(1.0, bits / _DENSE_BITS) for bits in _bits(work, unit, scheme, "fp32"))
+        return _shares(work, unit, scheme, "bf16")
+    before, after = (min(1.0, share / _DENSE_SHARE) for share in _shares(work, unit, scheme, "fp32"))
     return before * _INT8_SHARE, after * _INT8_SHARE
 
 
-def _bits(work: Workload, unit: PlannedUnit, scheme: str, form: Format) -> tuple[float, float]:
-    """The bits a value before and after servers add up."""
+def _shares(work: Workload, unit: PlannedUnit, scheme: str, form: Format) -> tuple[float, float]:
     if takes_factors(scheme):
         before = factor_bits(work.table, work.table.layers[unit.places[0]], form)
     else:
         before = _mean_bits(work, unit, scheme, form, work.cluster.workers_per_host)  # a host may add up its own
-    return before, _mean_bits(work, unit, scheme, form, work.cluster.workers)
+    after = _mean_bits(work, unit, scheme, form, work.cluster.workers)
+    return before / VALUE_BITS[form], after / VALUE_BITS[form]
 
 
 def _mean_bits(work: Workload, unit: PlannedUnit, scheme: str, form: Format, workers: int) -> float:
