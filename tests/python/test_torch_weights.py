@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import poseidon.torch as poseidon
 import workers
-from poseidon.errors import InvalidArgument
+from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.process.collectives import balanced_rows
 from torch_cases import EXACT_SCHEMES, all_equal, assert_close, mlp, mlp_batch, parameters_digest
 from waiting import compute_for
@@ -95,17 +95,19 @@ def test_rows_of_embeddings_are_weighted() -> None:
     workers.run(2, sparse)
 
 
-def refused() -> None:
+def refused() -> str:
+    poseidon.init(timeout=10)
     model = poseidon.DistributedDataParallel(mlp())
     with pytest.raises(InvalidArgument, match="0 or more"):
         model.set_weight(-1)
     model.set_weight(0)
     with pytest.raises(InvalidArgument, match="some rank needs a row"):
         model(torch.ones(1, 48)).sum().backward()
+    return "refused"
 
 
 def test_weights_without_a_mean_are_refused() -> None:
-    workers.run_fresh(2, refused)
+    assert workers.run_fresh(2, refused) == ["refused", "refused"]
 
 
 def with_hook() -> None:
@@ -176,3 +178,130 @@ def test_balanced_batches_of_unequal_workers_are_faster() -> None:
     answers = workers.run(2, steps_with_balance)
     assert [rows for rows, _, _ in answers] == [4, 12]
     assert all(before / after > 1.8 for _, before, after in answers), answers
+
+
+# Several backward passes before an exchange.
+
+
+def backward(model: poseidon.DistributedDataParallel, step: int, rows: int, share: float = 1.0) -> None:
+    inputs, targets = mlp_batch(step, rows)
+    (share * F.mse_loss(model(inputs), targets)).backward()
+
+
+def accumulate(model: poseidon.DistributedDataParallel, rows: tuple[int, int], weights: tuple[int, int]) -> None:
+    """Two backward passes, one of them without exchange."""
+    rank = poseidon.rank()
+    model.set_weight(weights[0])
+    with model.no_sync():
+        backward(model, rank, rows[0], rows[0] / sum(rows))
+    model.set_weight(weights[1])
+    backward(model, 2 + rank, rows[1], rows[1] / sum(rows))
+
+
+def accumulated(overlapped: bool, update: str | None) -> str:
+    """One weight for both, which is given again before the second."""
+    model, reference = poseidon.DistributedDataParallel(mlp()), mlp()
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if overlapped or update == "server":
+        optimizer = poseidon.DistributedOptimizer(optimizer, model, update=update)
+    alone = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9)
+    rows = [(4, 1), (1, 2)]
+    for step in range(3):
+        optimizer.zero_grad()
+        own = rows[(poseidon.rank() + step) % 2]
+        accumulate(model, own, (sum(own), sum(own)))
+        optimizer.step()
+        alone.zero_grad()
+        for rank in range(2):
+            for micro, count in enumerate(rows[(rank + step) % 2]):
+                inputs, targets = mlp_batch(2 * micro + rank, count)
+                (F.mse_loss(reference(inputs), targets) * count / 8).backward()
+        alone.step()
+    with torch.no_grad():
+        model(inputs)  # waits for the last step
+    assert_close(model.module, reference)
+    return parameters_digest(model)
+
+
+@pytest.mark.parametrize(("overlapped", "update"), [(False, None), (True, "worker"), (True, "server")])
+def test_one_weight_counts_for_all_backward_passes_of_a_step(overlapped: bool, update: str | None) -> None:
+    assert all_equal(workers.run(2, accumulated, overlapped, update))
+
+
+def refused_on_one_rank(kind: str) -> str:
+    poseidon.init(timeout=10)
+    model = poseidon.DistributedDataParallel(mlp())
+    other = 1 if poseidon.rank() == 1 else 4  # another weight on rank 1 alone
+    try:
+        if kind == "no_sync":
+            accumulate(model, (4, 4), (4, other))
+        elif kind == "unweighted":
+            with model.no_sync():
+                backward(model, 0, 4)
+            model.set_weight(other)
+            backward(model, 1, 4)
+        elif kind == "past the wrapper":
+            model.set_weight(4)
+            F.mse_loss(model.module(mlp_batch(0, 4)[0]), mlp_batch(0, 4)[1]).backward()
+            model.set_weight(other)
+            backward(model, 1, 4)
+        else:
+            model.set_weight(4)
+            first = model(mlp_batch(0, 4)[0]).sum()
+            model.set_weight(other)
+            second = model(mlp_batch(1, 4)[0]).sum()
+            (first + second if kind == "one backward" else first).backward()
+    except PoseidonError as error:
+        return f"{type(error).__name__}: {error}"
+    return "trained"
+
+
+@pytest.mark.parametrize("kind", ["no_sync", "past the wrapper", "one backward", "in turn"])
+def test_two_weights_in_one_exchange_are_refused_and_no_rank_hangs(kind: str) -> None:
+    first, second = workers.run_fresh(2, refused_on_one_rank, kind)
+    assert second.startswith("InvalidArgument")
+    assert "rows of all its backward passes" in second
+    assert "rank 1 failed: InvalidArgument" in first
+
+
+def test_a_weight_that_comes_after_a_backward_pass_is_refused() -> None:
+    for text in workers.run_fresh(2, refused_on_one_rank, "unweighted"):
+        assert "was not set" in text
+
+
+def allowed() -> str:
+    """What is cleared does not count, and a weight may come between forward and backward."""
+    poseidon.init(timeout=10)
+    model = poseidon.DistributedDataParallel(mlp())
+    reference = copy.deepcopy(model.module)
+    rank, rows = poseidon.rank(), (1, 3)
+    for to_none in (True, False):
+        accumulate(model, (2, 2), (2, 2))
+        with model.no_sync():
+            backward(model, 5, 2)
+        model.set_weight(3)  # its forward pass has no backward
+        model(mlp_batch(0, 1)[0])
+        inputs, targets = mlp_batch(6, 4)
+        own = slice(0, 1) if rank == 0 else slice(1, 4)
+        loss = F.mse_loss(model(inputs[own]), targets[own])
+        model.set_weight(rows[rank])
+        for param in model.parameters():
+            if to_none:
+                param.grad = None
+            elif param.grad is not None:
+                param.grad.zero_()
+        loss.backward()
+        reference.zero_grad()
+        F.mse_loss(reference(inputs), targets).backward()
+        for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad)
+        F.mse_loss(model.module(inputs[own]), targets[own]).backward()  # such as a generator's, past the wrapper
+        model.set_weight(rows[rank] + 1)
+        F.mse_loss(model.module(inputs[own]), targets[own]).backward()
+        model.zero_grad()
+        model.set_weight(2)
+    return "trained"
+
+
+def test_gradients_that_are_cleared_have_no_weight() -> None:
+    assert workers.run_fresh(2, allowed) == ["trained", "trained"]

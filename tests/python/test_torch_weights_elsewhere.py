@@ -13,7 +13,7 @@ from torch import nn
 
 import poseidon.torch as poseidon
 import workers
-from poseidon.errors import InvalidArgument
+from poseidon.errors import InvalidArgument, PoseidonError
 from recovery_cases import Fault, Faults, Supervisor
 from torch_cases import all_equal, assert_close, mlp, mlp_batch, parameters_digest
 
@@ -241,3 +241,33 @@ def of_drifting_ranks(option: str) -> None:
 @pytest.mark.parametrize("option", ["stragglers=drop", "consistency=ssp"])
 def test_ranks_in_different_steps_have_no_mean_over_rows(option: str) -> None:
     workers.run(2, of_drifting_ranks, option, **dict([option.split("=")]))
+
+
+def two_weights_for_one_averaging() -> list[str]:
+    poseidon.init(timeout=10)
+    texts = []
+    model = mlp()
+    optimizer = poseidon.LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), every=2)
+    rank = poseidon.rank()
+    try:
+        for step in range(4):
+            if step == 0:
+                optimizer.set_weight(9)  # for which 3 is given before a step
+            if step in (0, 2):
+                optimizer.set_weight(3 + step)
+            F.mse_loss(model(torch.ones(3, 48)), torch.zeros(3, 4)).backward()
+            optimizer.step()
+        texts.append("trained")
+        for step in range(2):
+            optimizer.set_weight(3 + step * rank)
+            optimizer.step()
+    except PoseidonError as error:
+        texts.append(f"{type(error).__name__}: {error}")
+    return texts
+
+
+def test_local_sgd_takes_one_weight_for_an_averaging() -> None:
+    first, second = workers.run_fresh(2, two_weights_for_one_averaging)
+    assert first[0] == second[0] == "trained"
+    assert "rank 1 failed: InvalidArgument" in first[1]
+    assert "one weight counts" in second[1]

@@ -216,7 +216,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         if trained.sync is None:
             return
         if torch.is_grad_enabled():
-            trained.sync.passes.end(output)
+            trained.sync.passes.end(output, trained.sync.weight.rows)
         if self._buffer_hook_is_after():
             self._sync_buffers_by(trained, 0)
         # As torch's class: only the first pass without gradients after a training pass sends buffers again. So a rank
@@ -283,6 +283,13 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         Then each result is the mean over all rows of all ranks, Σ(w·g)/Σw, and not over the ranks. So ranks may take
         batches of different sizes. Collective: all ranks call it before the same forward pass. It waits for nobody. A
         rank without rows has weight 0 and takes part in the backward pass. With Recovery, call it in each attempt.
+
+        One weight counts for all that an exchange sums up. With `no_sync()`, call it once, before the first forward
+        pass of the step, with the rows of all its backward passes, and multiply each loss by its share of these rows.
+        InvalidArgument comes from the backward pass, and PoseidonError on the other ranks, if it adds to a gradient
+        that another weight was given for, or has reached forward passes with several weights. A gradient that was
+        cleared does not count, and the same weight may be given again.
+
         Raises InvalidArgument for a negative weight, with a communication hook, inside join(), and with
         stragglers=drop, consistency=ssp or async.
         """

@@ -33,6 +33,7 @@ from poseidon.torch.exchange.model_layers import ModelLayers
 from poseidon.torch.exchange.pending_exchange import PendingExchange, Sending
 from poseidon.torch.exchange.runs import BackwardEnd, BackwardRun, Runs, caller_of_backward, in_compiled_backward
 from poseidon.torch.exchange.transfer import Transfer
+from poseidon.torch.exchange.weight import OneWeight, Weight
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.passes import Mode, Passes
 from poseidon.torch.model.replica import Unwatched
@@ -82,12 +83,17 @@ class Synchronizer:
         self._sequential = settings.schedule == "sequential"
         self.module: Callable[[], Any] = lambda: None  # what is wrapped, as long as it lives
         self.retired = False
+        self.weight = Weight()
+        self.one_weight = OneWeight(self.weight)
+        self.passes.unlike = self.one_weight.refuse_passes
         self.some_alone = False  # a backward past the wrapper has left gradients since the last step()
 
     def connect(self, client: _core.Client, control: Control, transfer: Transfer) -> None:
         """Collective: adds the layers to `client`. If there was one before, what it had under way is dropped."""
         self.abandon()
         self._client, self._control, self._transfer = client, control, transfer
+        transfer.weight = self.weight
+        self.weight.connect(control)
         self.divisor = client.world_size
         self.layers.connect(client, control, transfer, self)
         self.runs.connect(client, transfer)
@@ -145,6 +151,7 @@ class Synchronizer:
             if entry.stored is not None:
                 entry.stored.before_addition()
             self.flights.settle([entry])
+            self.one_weight.check(entry, may_mix=self.passes.mode is Mode.OTHERS)
             return
         if entry in run.exchanges or self._groups.has_started(entry):
             raise reached_twice(entry)
@@ -158,6 +165,8 @@ class Synchronizer:
             mode = self.passes.mode
             if mode is not Mode.EXCHANGED:
                 entry.accumulated(mode)
+                if mode is Mode.LOCAL or not entry.shared:  # the other model has made it the mean
+                    self.one_weight.left(entry)
                 self.some_alone |= mode is Mode.OTHERS
                 return
             run = self._begin()
@@ -193,6 +202,7 @@ class Synchronizer:
 
     def _open_run(self) -> BackwardRun:
         self.check_usable()
+        self.one_weight.check_all(self.entries)
         if not self.flights.is_trainer():
             self._client.act_for(caller_of_backward())
         self._control.note_exchange()
@@ -273,6 +283,7 @@ class Synchronizer:
         for update in self.updates:
             update.finished(updated, {pending.entry for pending in later})
         self.passes.exchanged()
+        self.one_weight.exchanged()
         if self.static_graph and self._fires is None:
             self._fires = {entry: run.fires(entry) for entry in run.ready_ns}
         run.exchanges.clear()  # the record of the run must not hold the gradients' memory

@@ -14,7 +14,7 @@ from poseidon.adapter.features import Features
 from poseidon.adapter.layer_rules import LayerWishes
 from poseidon.adapter.layer_table import LayerTable
 from poseidon.errors import InvalidArgument, Mismatch
-from poseidon.torch.exchange.transfer import Weight
+from poseidon.torch.exchange.weight import Weight
 from poseidon.torch.model.collect import facts_of
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.rules import UPDATED_DTYPES, algorithm_of, refuse_overlaps

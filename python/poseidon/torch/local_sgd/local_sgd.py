@@ -19,7 +19,7 @@ from poseidon.adapter.layer import WireChoice
 from poseidon.adapter.replica_check import replica_check
 from poseidon.adapter.stats import latest_synchronization
 from poseidon.errors import InvalidArgument, Mismatch, PoseidonError
-from poseidon.torch.exchange.transfer import Weight
+from poseidon.torch.exchange.weight import Weight
 from poseidon.torch.local_sgd.averaging import PLAIN_MEAN, Averaging, MeanOfParameters, OuterNesterov, OuterUpdate
 from poseidon.torch.local_sgd.fragments import Fragments, Streaming
 from poseidon.torch.model.collect import collect_parameters, describe
@@ -95,6 +95,7 @@ class LocalSGD(OptimizerWrapper):
         self._buffers = ModelBuffers(model, ())
         self._weight = Weight()
         self._weights_given = 0  # since the last averaging
+        self._weighed_at = 0  # steps since then, at the last call
         self._found = collect_parameters(model, "ps", wire, settings, ())
         _check_parameters(model, optimizer, self._found)
         rounds = settings.parameter_wire != "fp32" or any(entry.asked.wire != "fp32" for entry in self._found)
@@ -222,11 +223,19 @@ class LocalSGD(OptimizerWrapper):
 
         Then averagings take the mean over rows, Σ(w·θ)/Σw, and not over the ranks. Collective: all ranks call it
         between the same two averagings. With Recovery, call it in the attempts in which `steps_alone` is 0. Raises
-        InvalidArgument for a negative weight, and before Recovery.
+        InvalidArgument for a negative weight, before Recovery, and for another weight after a step to which one was
+        given since the last averaging.
         """
         self.features.add("set_weight")
+        if self._weights_given and self._weighed_at < self.steps_alone and weight != self._weight.rows:
+            self._weight.refuse(
+                f"the weight of this rank is {self._weight.rows} since the last averaging, and would become {weight} "
+                "in the middle of the steps to the next one, for which one weight counts: call set_weight once, with "
+                "the rows of all steps from one averaging to the next"
+            )
         self._weight.set(weight, self._context)
         self._weights_given += 1
+        self._weighed_at = self.steps_alone
 
     def average(self) -> None:
         """Averages now, at the end of training or of an epoch, and begins to count to `every` again.

@@ -350,6 +350,14 @@ class SyncedParameter(SyncedLayer):
                 self.factors.add_to(self.param.grad)
             self.factors = NO_FACTORS
 
+    def has_gradient(self) -> bool:
+        """Whether something other than zeros waits in `.grad`, or to be sent as factors."""
+        self.resume()
+        grad = raw_grad(self.param)
+        if grad is None or self.factors:
+            return bool(self.factors)
+        return bool((grad._values() if grad.is_sparse else grad).any())
+
     def resume(self) -> None:
         """Takes held factors back out of `.grad`, or drops them if the user cleared or replaced `.grad`."""
         if self._placeholder is None:

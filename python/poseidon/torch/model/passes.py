@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -33,6 +34,8 @@ class Passes:
         self.exchange_count = 0  # of backward passes that exchanged gradients
         self.began_ns = 0  # the forward pass that began last
         self._synchronizing = True  # that one
+        self._rows: int | None = None  # the weight that it was given
+        self.unlike: Callable[[int | None, int | None], None] | None = None  # told of passes with other weights than it
         self.began_in: Any = None  # the node of autograd's whose backward has run it; None: it ran outside of all
         self._reached: bool | None = None  # by the backward pass that runs: whether a synchronizing one
         self._demanded = False  # the next backward pass exchanges gradients, whatever it reaches
@@ -50,15 +53,18 @@ class Passes:
         self.begin(synchronizing=True)
         self._demanded = True
 
-    def end(self, output: Any) -> None:
-        """The forward pass that began last has returned this."""
-        reach = partial(_reach, weakref.ref(self), self._synchronizing)
+    def end(self, output: Any, rows: int | None = None) -> None:
+        """The forward pass that began last has returned this. `rows`: the weight that counts for its gradients."""
+        self._rows = rows
+        reach = partial(_reach, weakref.ref(self), self._synchronizing, rows)
         for tensor in _find_tensors(output):
             if tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(reach)
 
-    def reach(self, synchronizing: bool) -> None:
-        """The backward pass that runs now is one of a forward pass of this kind."""
+    def reach(self, synchronizing: bool, rows: int | None) -> None:
+        """The backward pass that runs now is one of a forward pass of this kind, with this weight."""
+        if rows != self._rows and self.unlike is not None:
+            self.unlike(rows, self._rows)
         if self._reached is None:
             self._task = torch._C._current_graph_task_id()
             over = partial(_over, weakref.ref(self))
@@ -106,9 +112,9 @@ class Passes:
 
 
 @torch._disable_dynamo
-def _reach(reference: weakref.ref[Passes], synchronizing: bool, *_: Any) -> None:
+def _reach(reference: weakref.ref[Passes], synchronizing: bool, rows: int | None, *_: Any) -> None:
     if (passes := reference()) is not None:
-        passes.reach(synchronizing)
+        passes.reach(synchronizing, rows)
 
 
 @torch._disable_dynamo

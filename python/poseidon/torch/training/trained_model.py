@@ -30,7 +30,6 @@ from poseidon.torch.exchange.comm_hooks import HookedTransfer, PowerSGDHook, is_
 from poseidon.torch.exchange.mover import make_transfer
 from poseidon.torch.exchange.runs import BackwardRun
 from poseidon.torch.exchange.synchronizer import Synchronizer
-from poseidon.torch.exchange.transfer import Weight
 from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import collect_parameters, describe
 from poseidon.torch.model.collector import collector_paused
@@ -69,7 +68,6 @@ class TrainedModel:
         self.join: JoinedTraining | None = None
         self.last_joined: int | None = None  # whose model all took over at the end of the last join()
         self.sync: Synchronizer | None = None
-        self.weight = Weight()
         self.optimizers: list[Any] = []  # what its DistributedOptimizers do, in the order in which they were made
         self.step_count = 0  # synchronizing backward passes so far
         self.same_graph = True  # whether all of them reached the same parameters
@@ -155,8 +153,6 @@ class TrainedModel:
         if init_sync:
             self.broadcast_state(0, buffers_too)
         transfer = make_transfer(here.present_client, self.entries[0].param.device)
-        transfer.weight = self.weight
-        self.weight.connect(here.present_control)
         sync.connect(here.present_client, here.present_control, transfer)
         here.in_flight.add(sync)
 
@@ -166,7 +162,7 @@ class TrainedModel:
         if sync is None:
             return  # a mean over one worker
         self.features.add("set_weight")
-        self.weight.set(weight, here)
+        sync.one_weight.set(weight, here)
 
     def plan(self, link_bits_per_s: float | None = None) -> PlanTable:
         """See ModelInsight.plan."""
