@@ -39,7 +39,7 @@ struct FeatureClause {
 /// A row of the table of features.
 struct FeatureFacts {
   std::string_view name;
-  std::string_view written;  // what users write for it
+  std::string_view written;  // what users write for it; {} in it is the value that they give
   std::span<const FeatureClause> needs;
   std::span<const FeatureClause> breaks;
   std::string_view remedy;  // how to do without it
@@ -75,8 +75,12 @@ class FeatureSet {
   /// ErrorCode::invalid_argument if two of the features exclude each other. The text names both, as users write them,
   /// and says why and what to do.
   Status check() const;
+  /// The same, of these features and one that lasts no longer than a call. Users give it the `value`.
+  Status check_with(Feature feature, std::string_view value) const;
 
  private:
+  Status check(std::string_view value) const;
+
   std::uint32_t bits_ = 0;
 };
 

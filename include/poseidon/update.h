@@ -69,6 +69,10 @@ struct UpdateKind {
   std::function<void(const UpdateCall<double>&)> update_float64;
   bool whole_layer = false;
   bool needs_scratch = false;
+  /// Updates with the parts of a gradient, one after the other, go as far as one with their sum. A kind that divides by
+  /// the size of the gradient has it not. Needed for consistency=ssp and async, where a server updates with each rank's
+  /// part by itself.
+  bool takes_parts = false;
 };
 
 /// Makes a kind of rule known to this process, for good. Do so before the first step, in every process that hosts a

@@ -201,8 +201,9 @@ class Exchange:
         """Makes servers update these keys by `rule` from the next step on, so that push_pull and pull give parameters.
 
         Every rank sets the same rule before the same step, or that step raises Mismatch. Consistency ssp and async do
-        not compare the rules. A rule of another kind than the key's last one begins with new state. Keys must be
-        float32 or float64. UpdateRule("none") ends it.
+        not compare the rules, and allow only sgd: they update with each rank's part of the gradient by itself, and the
+        other kinds divide by its size. A rule of another kind than the key's last one begins with new state. Keys must
+        be float32 or float64. UpdateRule("none") ends it.
         The rule's `aggregator`, such as "median", takes the place of the mean. It works without a kind, too:
         UpdateRule("none", aggregator="median") makes push_pull a median of the ranks' arrays, of any floating type.
         """

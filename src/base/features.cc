@@ -37,11 +37,19 @@ const FeatureClause* clause_of(std::span<const FeatureClause> clauses, Property 
   return nullptr;
 }
 
+std::string written_with(const FeatureFacts& feature, std::string_view value) {
+  std::string text(feature.written);
+  if (const auto place = text.find("{}"); place != std::string::npos) text.replace(place, 2, value);
+  return text;
+}
+
 /// Says why `one` cannot be with `other`, which breaks what it needs. The text is empty if it can.
-std::string objection(const FeatureFacts& one, const FeatureFacts& other) {
+std::string objection(const FeatureFacts& one, const FeatureFacts& other, std::string_view value) {
   for (const FeatureClause& need : one.needs)
-    if (const FeatureClause* broken = clause_of(other.breaks, need.property); broken != nullptr)
-      return refusal_of({one.written, need.why, one.remedy}, {other.written, broken->why, other.remedy});
+    if (const FeatureClause* broken = clause_of(other.breaks, need.property); broken != nullptr) {
+      const std::string needing = written_with(one, value), breaking = written_with(other, value);
+      return refusal_of({needing, need.why, one.remedy}, {breaking, broken->why, other.remedy});
+    }
   return "";
 }
 
@@ -74,11 +82,19 @@ bool FeatureSet::keeps(Property property) const {
   return true;
 }
 
-Status FeatureSet::check() const {
+Status FeatureSet::check() const { return check(""); }
+
+Status FeatureSet::check_with(Feature feature, std::string_view value) const {
+  FeatureSet all = *this;
+  all.add(feature);
+  return all.check(value);
+}
+
+Status FeatureSet::check(std::string_view value) const {
   for (std::size_t i = 0; i < std::size(kFeatures); ++i)
     for (std::size_t k = 0; k < std::size(kFeatures); ++k) {
       if (!has(static_cast<Feature>(i)) || !has(static_cast<Feature>(k))) continue;
-      if (std::string why = objection(kFeatures[i], kFeatures[k]); !why.empty())
+      if (std::string why = objection(kFeatures[i], kFeatures[k], value); !why.empty())
         return {ErrorCode::invalid_argument, std::move(why)};
     }
   return {};

@@ -129,16 +129,15 @@ Status Steps::set_rule(std::uint32_t layer, const UpdateRule& rule, bool compare
   const std::lock_guard lock(mutex_);
   if (layer >= layers_.size()) return no_layer(layer);
   if (Status status = check_rule(*layers_[layer]->layer, rule); !status.ok()) return status;
+  // Where machines or racks push, they have added up their workers' gradients, and those of the first push for rank 0.
+  const Cluster& cluster = plan_base_.cluster;
+  const auto& hosts = cluster.racks.empty() ? cluster.hosts : cluster.racks;
+  FeatureSet features(options_);
+  if (!hosts.empty()) features.add(Feature::sums_of_machines);
+  if (Status status = wire::check_rule_with(features, rule); !status.ok()) return status;
   // Every rank sets the same rule. Only rank 0 sends it, before its own push, because no step ends without that push.
   // Where a step may end without rank 0, every rank sends the rule.
   const bool ends_without_0 = options_.stragglers == Stragglers::drop || options_.consistency != Consistency::bsp;
-  // Where machines or racks push, those send it that push for rank 0's.
-  const Cluster& cluster = plan_base_.cluster;
-  const auto& hosts = cluster.racks.empty() ? cluster.hosts : cluster.racks;
-  if (!hosts.empty() && rule.aggregator != kSumAggregator)
-    return {ErrorCode::invalid_argument, "aggregator " + rule.aggregator +
-                                             " needs each worker's own gradient, but workers of one machine add " +
-                                             "theirs up first: give all workers reduce_by_host=off"};
   const bool of_first_host = !hosts.empty() && hosts[static_cast<std::size_t>(options_.rank)] == hosts.front();
   if (options_.rank == 0 || of_first_host || ends_without_0) layers_[layer]->unit->rule = rule;
   layers_[layer]->unit->rule_digest = compared ? wire::digest_of(rule) : 0;

@@ -39,6 +39,13 @@ Result<Pace> pace_of(const Options& options) {
   return pace;
 }
 
+FeatureSet features_of(const Pace& pace) {
+  Options options;
+  options.stragglers = pace.stragglers;
+  options.consistency = pace.consistency;
+  return FeatureSet(options);
+}
+
 PaceNumbers numbers_of(const Pace& pace) {
   const std::uint8_t choice = pace.stragglers == Stragglers::drop      ? kDrop
                               : pace.consistency == Consistency::ssp   ? kSsp

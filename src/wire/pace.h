@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "poseidon/features.h"
 #include "poseidon/options.h"
 #include "poseidon/status.h"
 
@@ -24,6 +25,8 @@ struct Pace {
 /// ErrorCode::invalid_argument: the numbers are out of range. The text names the option. Whether the two choices go
 /// together says `FeatureSet` (poseidon/features.h).
 Result<Pace> pace_of(const Options& options);
+/// The features of the options that give this pace.
+FeatureSet features_of(const Pace& pace);
 
 /// A pace as a hello gives it. It has no `Pace` if no options give these numbers.
 struct PaceNumbers {

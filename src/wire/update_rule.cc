@@ -55,6 +55,14 @@ std::uint32_t digest_of(const UpdateRule& rule) {
   return rule == UpdateRule() ? 0 : std::max<std::uint32_t>(1, crc32c(encode_update_rule(rule)));
 }
 
+Status check_rule_with(const FeatureSet& present, const UpdateRule& rule) {
+  Status status;
+  if (rule.aggregator != kSumAggregator) status = present.check_with(Feature::aggregator, rule.aggregator);
+  if (status.ok() && rule.kind != nullptr && !rule.kind->takes_parts)
+    status = present.check_with(Feature::scaling_rule, rule.kind->name);
+  return status;
+}
+
 Result<UpdateRule> decode_update_rule(std::span<const std::byte> bytes) {
   if (bytes.size() != kUpdateRuleBytes) return bad_rule(concat("has ", bytes.size(), " bytes"));
   const std::string name = name_at(bytes, kNameAt, kMaxUpdateNameBytes);

@@ -1,10 +1,11 @@
-// How an update rule is written in messages and in checkpoints (docs/wire-format.md).
+// How an update rule is written in messages and in checkpoints (docs/wire-format.md), and in which jobs it may be set.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <span>
 
+#include "poseidon/features.h"
 #include "poseidon/status.h"
 #include "poseidon/update.h"
 
@@ -21,6 +22,9 @@ std::array<std::byte, kUpdateRuleBytes> encode_update_rule(const UpdateRule& rul
 /// A checksum by which it is noticed that ranks have set different rules. 0: the default rule, which is the same as
 /// none.
 std::uint32_t digest_of(const UpdateRule& rule);
+
+/// ErrorCode::invalid_argument: what the rule is excludes a feature of the job or of the server.
+Status check_rule_with(const FeatureSet& present, const UpdateRule& rule);
 
 /// ErrorCode::mismatch: the size is wrong; this process does not know the kind, or knows it with other values; a number
 /// is out of its range; or no rule is written with these bytes. The text says which. The aggregator need not be known

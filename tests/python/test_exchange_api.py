@@ -159,6 +159,26 @@ def asynchronous(port: int) -> None:
         assert np.array_equal(out, total(exchange, shape, "float64", 19))
 
 
+def rules_that_need_all_gradients(port: int, consistency: str) -> None:
+    with joined(port, consistency=consistency) as exchange:
+        exchange.declare({"w": np.ones(10)})
+        for kind in ("adam", "adamw"):
+            with pytest.raises(InvalidArgument, match=f"update rule {kind} and consistency={consistency} exclude"):
+                exchange.set_rule("w", poseidon.UpdateRule(kind))
+        with pytest.raises(InvalidArgument, match=f"aggregator=median and consistency={consistency} exclude"):
+            exchange.set_rule("w", poseidon.UpdateRule("sgd", lr=0.1, aggregator="median"))
+        exchange.set_rule("w", poseidon.UpdateRule("sgd", lr=1.0))
+        exchange.push("w", np.ones(10))
+        exchange.barrier()
+        assert np.array_equal(exchange.pull("w", np.zeros(10)), np.zeros(10))
+
+
+@pytest.mark.parametrize("consistency", ["ssp", "async"])
+def test_rules_that_scale_need_the_gradients_of_all_ranks(consistency: str) -> None:
+    """With them P updates by P-th parts of the gradient would go P times as far."""
+    run(2, rules_that_need_all_gradients, consistency)
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_asynchronous(world_size: int) -> None:
     run(world_size, asynchronous)
@@ -219,7 +239,7 @@ def rule_changes(port: int) -> None:
         exchange.declare({"w": np.ones(1000)})
         out, gradient = np.zeros(1000), np.ones(1000)
         for lr, expected in ((0.5, 0.5), (0.25, 0.25)):
-            exchange.set_rule("w", poseidon.UpdateRule("sgd", lr=lr))
+            exchange.set_rule("w", poseidon.poseidon.UpdateRule("sgd", lr=lr))
             exchange.push_pull("w", gradient, out=out)
             assert np.all(out == expected)
         exchange.set_rule("w", poseidon.UpdateRule("none"))
@@ -305,7 +325,7 @@ def refusals(port: int) -> None:
             ("'w' was declared before", lambda: exchange.declare({"w": good})),
             ("'' is no key", lambda: exchange.declare({"": good})),
             ("lies whole on one server", lambda: exchange.set_rule("w", lamb)),
-            ("a rule needs float32 or float64", lambda: exchange.set_rule("n", poseidon.UpdateRule("sgd", lr=1))),
+            ("a rule needs float32 or float64", lambda: exchange.set_rule("n", poseidon.poseidon.UpdateRule("sgd", lr=1))),
             (
                 "needs a floating-point type",
                 lambda: exchange.set_rule("n", poseidon.UpdateRule("none", aggregator="median")),

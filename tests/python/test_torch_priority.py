@@ -157,7 +157,7 @@ def search_thresholds(steps: int) -> list[Any]:
 
     thresholds: list[float] = []
     model, optimizer = wrapped(True, momentum)
-    with mock.patch("poseidon.adapter.priorities.time.monotonic_ns", clock):
+    with mock.patch("poseidon.adapter.priorities._now_ns", clock):
         for step in range(steps):
             inputs, targets = own_batch(step)
             optimizer.zero_grad()

@@ -121,12 +121,6 @@ resume: resume=True
   needs server_updates: takes what servers have saved, and workers load theirs by load_state_dict()
   breaks state_survives: takes what Recovery takes from checkpoint_dir by itself
   instead: leave resume out
-aggregator: aggregator={}
-  needs server_updates: is what servers do with the gradients of several workers
-  needs own_gradients: needs the own gradient of every rank
-  needs common_updates: reduces the gradients of all ranks to one
-  breaks plain_mean: knows no weights
-  instead: leave aggregator out
 scaling_optimizer: {}
   needs common_updates: scales its updates by the size of the gradients of all ranks
   instead: use torch.optim.SGD

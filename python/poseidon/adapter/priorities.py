@@ -16,6 +16,8 @@ from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.threshold_search import ThresholdSearch
 from poseidon.options import Settings
 
+_now_ns = time.monotonic_ns
+
 
 class Priorities:
     """The priorities of one model's layers. `entries` are in the order of their layers."""
@@ -136,7 +138,7 @@ class Priorities:
 
     def _advance_search(self) -> None:
         """Adds a step, from backward to backward, that was made with the threshold with which its backward began."""
-        now, began = time.monotonic_ns(), self._run_began_ns
+        now, began = _now_ns(), self._run_began_ns
         self._run_began_ns = now
         if self._search is None or self._search.finished or began is None:
             return

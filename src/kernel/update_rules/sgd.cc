@@ -76,6 +76,7 @@ BuiltInRule sgd() {
   kind.name = "sgd";
   kind.values = {number("lr", 1e-3),        number("momentum", 0), number("dampening", 0),
                  number("weight_decay", 0), flag("nesterov"),      flag("maximize")};
+  kind.takes_parts = true;
   // One state: the momentum buffer.
   kind.state_count = [](std::span<const double> values) { return std::size_t{values[kMomentum] != 0 ? 1U : 0U}; };
   return {std::move(kind), update_sgd<float>, update_sgd<double>};

@@ -77,11 +77,8 @@ std::string ServerCore::pace_objection(const Job* job, const wire::Hello& hello)
   if (job != nullptr && job->pace != *hello.pace)
     return rank + " has other options than the job's other ranks: give all the same stragglers, straggler_factor, " +
            "straggler_steps, consistency and staleness";
-  Options asked;
-  asked.stragglers = hello.pace->stragglers;
-  asked.consistency = hello.pace->consistency;
   FeatureSet features(options_);
-  features.add(FeatureSet(asked));
+  features.add(wire::features_of(*hello.pace));
   if (hello.host) features.add(Feature::sums_of_machines);
   if (Status why = features.check(); !why.ok()) return "of this server's options and the job's, " + why.message();
   return "";

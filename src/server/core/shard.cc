@@ -10,6 +10,7 @@
 #include "wire/messages/contribution.h"
 #include "wire/messages/rule.h"
 #include "wire/messages/units.h"
+#include "wire/update_rule.h"
 
 namespace poseidon {
 
@@ -32,7 +33,9 @@ Shard::Shard(std::uint32_t worker_count, Reduction reduction, ShardThreads threa
       threads_(threads),
       pool_(std::make_shared<BufferPool>(std::move(budget))),
       entry_bytes_(limits::kNodeBytes + sizeof(Entry) + worker_count * kRankBytes),
-      pace_(make_shard_pace(wire::Pace(), {worker_count, pool_, nullptr, nullptr})) {}
+      pace_(make_shard_pace(wire::Pace(), {worker_count, pool_, nullptr, nullptr})) {
+  if (reduction.order == ReduceOrder::arrival) features_.add(Feature::arrival);
+}
 
 Shard::~Shard() {
   for (auto& [key, entry] : entries_)
@@ -46,6 +49,7 @@ void Shard::set_pace(const wire::Pace& pace, Loop* loop,
   entry_bytes_ -= pace_->traits.bytes_of_a_chunk;
   pace_ = make_shard_pace(pace, {worker_count_, pool_, loop, std::move(on_notice)});
   entry_bytes_ += pace_->traits.bytes_of_a_chunk;
+  features_.add(wire::features_of(pace));
   // A part that is still being received when a step ends must not be in the step's sum.
   if (pace_->traits.drops_late_ranks) reduction_.aggregation = Aggregation::at_once;
 }

@@ -16,6 +16,7 @@
 #include "base/pinned.h"
 #include "base/thread.h"
 #include "poseidon/client.h"
+#include "poseidon/features.h"
 #include "server/checkpoint/shard_checkpoint.h"
 #include "server/chunk/chunk_state.h"
 #include "server/chunk/stored_chunk.h"
@@ -47,7 +48,7 @@ class Shard : private Pinned {
 
   /// Says that contributions are sums of machines, so that no aggregator can have each worker's own gradient. Call it
   /// before the first message.
-  void take_machines() { takes_machines_ = true; }
+  void take_machines() { features_.add(Feature::sums_of_machines); }
 
   /// Sets whom steps wait for; by default they wait for all ranks. Call it before the first message. For `loop` and
   /// `on_notice` see PaceSurroundings.
@@ -186,9 +187,9 @@ class Shard : private Pinned {
   std::unique_ptr<ShardPace> pace_;
   std::unordered_map<std::uint64_t, Entry> entries_;  // by unit << 32 | chunk
   std::unordered_map<std::uint64_t, Rule> rules_;     // by rule_key
-  bool takes_machines_ = false;
-  bool collects_ = false;                        // some rule has had an aggregator other than the sum
-  std::unique_ptr<ShardCheckpoint> checkpoint_;  // null: nothing is saved
+  FeatureSet features_;                               // of the job and of this server's options
+  bool collects_ = false;                             // some rule has had an aggregator other than the sum
+  std::unique_ptr<ShardCheckpoint> checkpoint_;       // null: nothing is saved
 
   const std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // for what comes back from other threads
   [[no_unique_address]] OneThread one_thread_{"Shard"};

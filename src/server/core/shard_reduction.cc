@@ -9,6 +9,7 @@
 #include "kernel/kernel.h"
 #include "server/chunk/aggregate.h"
 #include "server/core/shard.h"
+#include "wire/update_rule.h"
 
 namespace poseidon {
 
@@ -30,22 +31,12 @@ void Shard::Entry::finish_if_all_here() {
   shard.finish(*this, state.take_sum());
 }
 
-/// Returns null for the sum. ErrorCode::refused: an aggregator that this shard cannot use.
+/// Returns null for the sum. ErrorCode::refused: a rule that this shard cannot use.
 Result<const Aggregator*> Shard::aggregator_of(const UpdateRule& rule) const {
   const std::string& name = rule.aggregator;
   const auto refused = [](const std::string& why) { return Status(ErrorCode::refused, why); };
+  if (Status why = wire::check_rule_with(features_, rule); !why.ok()) return refused(why.message());
   if (name == kSumAggregator) return nullptr;
-  if (pace_->traits.applies_each_push)
-    return refused(
-        "with consistency=ssp and async every rank's contribution is applied by itself, so there is nothing "
-        "that the aggregator " +
-        name + " could reduce; use consistency=bsp");
-  if (takes_machines_)
-    return refused("workers of one machine add their gradients up first, and the aggregator " + name +
-                   " needs each worker's own; give all workers reduce_by_host=off");
-  if (reduction_.order == ReduceOrder::arrival)
-    return refused("with reduce_order=arrival contributions are added as they come; the aggregator " + name +
-                   " needs all of them, so use reduce_order=rank");
   if (const Aggregator* known = find_aggregator(name); known != nullptr) return known;
   return refused("this server knows no aggregator '" + name + "', but " + list_of(aggregator_names()) +
                  "; register it in the server's process, too (register_aggregator)");

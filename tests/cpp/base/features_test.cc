@@ -79,6 +79,17 @@ TEST(Features, SumsOfMachinesExcludeWhatLeavesRanksOut) {
   EXPECT_FALSE(alone.keeps(Property::own_gradients));
 }
 
+TEST(Features, WhatACallAsksForIsNamedWithItsValueAndNotKept) {
+  for (const auto& change : {ssp, async}) {
+    const FeatureSet features = set_of(change);
+    for (const Feature asked : {Feature::aggregator, Feature::scaling_rule})
+      EXPECT_TRUE(contains(features.check_with(asked, "this one").message(), "this one and consistency="));
+    EXPECT_TRUE(features.check().ok());
+  }
+  EXPECT_TRUE(set_of(drop).check_with(Feature::aggregator, "median").ok());
+  EXPECT_TRUE(set_of(drop).check_with(Feature::scaling_rule, "adam").ok());
+}
+
 TEST(Features, EveryRowIsComplete) {
   std::set<std::string_view> written;
   for (const FeatureFacts& feature : all_features()) {
