@@ -229,6 +229,8 @@ class _Model:
         rounds = self._job.settings.parameter_wire != "fp32" or {entry.asked.wire for entry in self.entries} != {"fp32"}
         if trainer == "outer" or rounds:
             self.features.add("local_sgd_outer")
+            if self._job.settings.checkpoint_dir:
+                self.features.add("saved_averages")
         self._job.features.take(self.features)
 
     @property

@@ -158,7 +158,11 @@ local_sgd: LocalSGD
 local_sgd_outer: LocalSGD with outer, wire or parameter_wire
   needs kept_values: has servers that keep the global parameters
   breaks plain_averages: makes an update of what an averaging has changed
+  breaks server_updates: makes updates on the workers, from one averaging to the next
   instead: leave outer, wire and parameter_wire out
+saved_averages: checkpoint_dir with LocalSGD
+  needs server_updates: saves what a DistributedOptimizer with update='server' can take up again
+  instead: leave checkpoint_dir out, and save state_dict() in the program
 second_local_sgd: a second LocalSGD that trains the same model by turns
   needs plain_averages: averages parameters that have been averaged
   instead: give one LocalSGD an optimizer of all parameters

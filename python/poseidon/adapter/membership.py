@@ -14,6 +14,7 @@ from poseidon.adapter.control import Control
 from poseidon.adapter.features import SAME_STEP, Features
 from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.meter import Meter
+from poseidon.adapter.saved_steps import SavedSteps, Settles
 from poseidon.adapter.store import agents_store, default_store, shared_store
 from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import PoseidonError, PoseidonTimeout
@@ -22,13 +23,6 @@ from poseidon.notices import tell_notices
 from poseidon.options import Settings, hint_of_srun, refuse_without_srun
 
 _SECONDS_BETWEEN_NOTICES = 5.0
-
-
-class Settles(Protocol):
-    """The gradients and updates of one model that are in flight in a framework."""
-
-    def settle(self) -> None:
-        """Waits until nothing is in flight."""
 
 
 class Watch(Protocol):
@@ -57,6 +51,7 @@ class Membership:
         self.is_recorded = False  # some model's steps are (run_record.py)
         self.joined: JoinedTraining | None = None  # that of the model whose join() is under way
         self.in_flight: weakref.WeakSet[Settles] = weakref.WeakSet()  # of every model that is trained in the job
+        self.saved: SavedSteps | None = None  # with checkpoint_dir, where nothing else keeps steps together
         self._arrays = arrays
         self.recovers = settings.world_size > 1 and settings.on_failure != "abort"
         self._store: Any = None  # with `recovers` one for all generations
@@ -129,6 +124,8 @@ class Membership:
         tell_notices(self.client)
         self.control = Control(self.client, self._arrays)
         self.meter = Meter(self.settings.job, self.client)
+        if self.settings.checkpoint_dir and self.features.keeps(SAME_STEP) and not self.recovers:
+            self.saved = SavedSteps(self.client, self.in_flight)
         if self._serves_store:
             # Rank 0 has closed its store before this: whoever goes on to dist.init_process_group() finds torch's.
             self.control.barrier()

@@ -23,6 +23,7 @@ import torch
 from poseidon import _core
 from poseidon.adapter.control import Control
 from poseidon.adapter.features import SAME_STEP, Features
+from poseidon.adapter.saved_steps import SavedSteps
 from poseidon.adapter.step_check import StepCheck
 from poseidon.errors import PoseidonError
 from poseidon.options import Settings
@@ -74,6 +75,7 @@ class Synchronizer:
         self.divisor = settings.world_size
         self.before_results: Callable[[], None] | None = None  # at the end of backward, with all exchanges under way
         self.updates: list[UpdateOnServers] = []
+        self.saved: SavedSteps | None = None  # of which the parameters on servers are a part
         self.hooked: HookedTransfer | None = None  # what gradients go through instead of the exchange, after backward
         self.replica = Unwatched()
         self.step_check = StepCheck(enabled=features.keeps(SAME_STEP))
@@ -213,6 +215,8 @@ class Synchronizer:
         self.replica.begin_step()
         for update in self.updates:
             update.begin()
+        if self.saved is not None:
+            self.saved.begin([entry.layer for entry in self.entries if entry.on_servers])
         self.layers.agree()
         self._groups.begin()
         self.runs.current = run = BackwardRun(begin_ns, self.passes.began_ns)

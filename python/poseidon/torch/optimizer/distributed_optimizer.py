@@ -25,7 +25,7 @@ from poseidon.torch.optimizer.succession import Tenure, enter, succeed
 from poseidon.torch.optimizer.undo import UpdateUndo
 from poseidon.torch.optimizer.worker_update import Clipping, WholeStep, WorkerUpdate, make_clipping
 from poseidon.torch.optimizer.wrapper import STATE_HOOKS, STEP_HOOKS, OptimizerWrapper, described, loss_of
-from poseidon.torch.tensors.memory import held_bytes
+from poseidon.torch.tensors.memory import flat_view, held_bytes
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,15 @@ class DistributedOptimizer(OptimizerWrapper):
         groups = entries_of(self._inner, self.model.module, self.model.synced_parameters)
         entries = [entry for group in groups for entry in group]
         check_aggregator(aggregator, entries)
-        self._check_same(aggregator, groups)
+        self._check_same(f"{aggregator}\n{self._saving(resume)}", groups)
         succeed(self.model.trained_model(), entries, on_servers=True)
         new = [entry for entry in entries if not entry.on_servers]
+        if new and here.saved is not None:
+            here.saved.check_new()
         sync.layers.store(new)
+        if here.saved is not None:
+            here.saved.add({entry.layer: flat_view(entry.new_buffer("cpu")) for entry in new})
+            sync.saved = here.saved
         same_step = here.features.keeps(SAME_STEP)
         # With Recovery a failure is to be seen in the attempt whose step it spoils.
         flights = sync.flights if same_step and not here.recovers else None
@@ -141,9 +146,18 @@ class DistributedOptimizer(OptimizerWrapper):
         self.server.connect(here.present_client, here.present_control, has_values=not new)
         if resume:
             self.resumed_version = self.server.resume(self.state)
+            if here.saved is not None:
+                here.saved.resumed(self.resumed_version)
             self.state.clear()
         else:
             self._hand_over_state()
+
+    def _saving(self, resume: bool) -> str:
+        """What the ranks must have alike for versions to be whole. They may call the directory by different names."""
+        settings = self._membership.settings
+        if not settings.checkpoint_dir:
+            return f"no checkpoint_dir, resume={resume}"
+        return f"checkpoint_dir, checkpoint_every={settings.checkpoint_every}, resume={resume}"
 
     def _update_on_workers(self, sync: Synchronizer | None, clipping: Clipping | None, said: bool) -> None:
         apart = updates_per_parameter(self._inner, said)
