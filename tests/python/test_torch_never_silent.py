@@ -82,30 +82,70 @@ def test_a_model_of_distributed_tensors_is_refused() -> None:
 # What is changed after wrapping.
 
 
-def unfreeze(module: nn.Module) -> None:
-    module[2].requires_grad_(True)
+Wrapped = poseidon.DistributedDataParallel
 
 
-def replace(module: nn.Module) -> None:
-    module[4] = nn.Linear(40, 4)
+def unfreeze(model: Wrapped) -> None:
+    model.module[2].requires_grad_(True)
 
 
-def add(module: nn.Module) -> None:
-    module[4].register_parameter("scale", nn.Parameter(torch.ones(4)))
+def replace(model: Wrapped) -> None:
+    model.module[4] = nn.Linear(40, 4)
 
 
-def convert(module: nn.Module) -> None:
-    module.double()
+def replace_weight(model: Wrapped) -> None:
+    model.module[4].weight = nn.Parameter(torch.zeros(4, 40))
 
 
-def changed_later(change: Callable[[nn.Module], None], dtype: torch.dtype) -> str:
+def add(model: Wrapped) -> None:
+    model.module[4].register_parameter("scale", nn.Parameter(torch.ones(4)))
+
+
+def add_to_container(model: Wrapped) -> None:
+    model.module.scale = nn.Parameter(torch.ones(4))
+
+
+def add_to_leaf(model: Wrapped) -> None:
+    model.module[1].adapter = nn.Linear(64, 64)
+
+
+def add_to_wrapper(model: Wrapped) -> None:
+    model.head = nn.Linear(4, 4)
+
+
+def replace_module(model: Wrapped) -> None:
+    model.module = mlp()
+
+
+def grow_module(model: Wrapped) -> None:
+    model.module = nn.Sequential(model.module, nn.Linear(4, 4))
+
+
+def reparametrize(model: Wrapped) -> None:
+    nn.utils.parametrizations.weight_norm(model.module[4])
+
+
+def assign(model: Wrapped) -> None:
+    model.module.load_state_dict(mlp().state_dict(), assign=True)
+
+
+def swap(model: Wrapped) -> None:
+    torch.utils.swap_tensors(model.module[0].bias, nn.Parameter(torch.zeros(64)))
+
+
+def convert(model: Wrapped) -> None:
+    model.module.double()
+
+
+def changed_later(change: Callable[[Wrapped], None], dtype: torch.dtype) -> str:
     module = mlp()
     module[2].requires_grad_(False)
     model = poseidon.DistributedDataParallel(module)
     mean_loss(model, *shard(0)).backward()
+    model.zero_grad()
     with torch.no_grad():
         model(shard(0)[0])
-    change(module)
+    change(model)
     return message_of(lambda: mean_loss(model, *(tensor.to(dtype) for tensor in shard(1))))
 
 
@@ -114,11 +154,20 @@ def changed_later(change: Callable[[nn.Module], None], dtype: torch.dtype) -> st
     [
         (unfreeze, "2.weight requires a gradient"),
         (replace, "4.weight"),
+        (replace_weight, "4.weight"),
         (add, "4.scale"),
+        (add_to_container, "parameter scale"),
+        (add_to_leaf, "1.adapter.weight"),
+        (add_to_wrapper, "head.weight"),
+        (replace_module, "0.weight"),
+        (grow_module, "1.weight"),
+        (reparametrize, "4.parametrizations.weight"),
+        (assign, "0.weight"),
+        (swap, "0.bias has become another tensor"),
         (convert, "0.weight .*float64"),
     ],
 )
-def test_a_change_after_wrapping_is_noticed(change: Callable[[nn.Module], None], words: str) -> None:
+def test_a_change_after_wrapping_is_noticed(change: Callable[[Wrapped], None], words: str) -> None:
     dtype = torch.float64 if change is convert else torch.float32
     for text in workers.run(2, changed_later, change, dtype):
         assert re.search(words, text), text
@@ -140,6 +189,36 @@ def harmless_changes() -> str:
 
 def test_harmless_changes_after_wrapping() -> None:
     assert all_equal(workers.run(2, harmless_changes))
+
+
+def same_parameters(change: str) -> str:
+    """Another module of the same parameters is the same model, and one without training is nobody's business."""
+    module, reference = mlp(), mlp()
+    model = poseidon.DistributedDataParallel(module)
+    mean_loss(model, *shard(0)).backward()
+    model.zero_grad()
+    if change == "compiled":
+        model.module = torch.compile(module, backend="eager")
+    elif change == "other container":
+        model.module = nn.Sequential(nn.Sequential(*module[:2]), *module[2:])
+    elif change == "evaluated":
+        model.module = mlp()
+        with torch.no_grad():
+            model(shard(0)[0])
+        model.module = module
+    else:
+        model.metric = nn.Linear(4, 4).requires_grad_(False)
+        model.other = poseidon.DistributedDataParallel(nn.Linear(4, 4))
+    mean_loss(model, *shard(1)).backward()
+    mean_loss(reference, *mlp_batch(1, 4 * poseidon.world_size())).backward()
+    for ours, theirs in zip(module.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    return digest(param.grad for param in module.parameters())
+
+
+@pytest.mark.parametrize("change", ["compiled", "other container", "evaluated", "beside"])
+def test_another_module_of_the_same_parameters_goes_on(change: str) -> None:
+    assert all_equal(workers.run(2, same_parameters, change))
 
 
 # Optimizers that run in backward.

@@ -96,7 +96,7 @@ def test_a_parameter_that_is_replaced_in_flight_is_refused_in_the_next_pass(
     update: str, after_another_change: bool
 ) -> None:
     for text in workers.run_fresh(2, initialized, replace_a_parameter, update, after_another_change):
-        assert "parameter 0.bias was put into the module after it was wrapped" in str(text), text
+        assert "parameter 0.bias was put into the model after it was wrapped" in str(text), text
 
 
 def initialized(function: Any, *args: Any) -> Any:

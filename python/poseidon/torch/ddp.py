@@ -133,6 +133,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
 
     def _join_job(self) -> TrainedModel:
         return TrainedModel(
+            self,
             self.module,
             context_of(self.process_group),
             self._scheme,

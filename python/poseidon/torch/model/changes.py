@@ -1,13 +1,14 @@
-"""Notices changes of a module after it was wrapped, because of which parameters would train unsynchronized.
+"""Notices changes of a model after it was wrapped, because of which parameters would train unsynchronized.
 
 torch's class does not check this: a parameter that is unfrozen, added or replaced later gets each rank's own gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter, eq, is_
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -18,45 +19,73 @@ from poseidon.torch.tensors.ownership import first_overlap
 from poseidon.torch.tensors.watched import own_table, without_torch_function
 
 _kind_of = attrgetter("dtype", "device", "shape")
+_tensor_of: Callable[[Any], int] = attrgetter("_cdata")  # where torch keeps what a Python object stands for
 _AGAIN = "make the change before wrapping, or wrap the module again, on all ranks"
 
 
 class ChangeWatch:
-    """The module as it was when it was wrapped. A look takes about 0.15 µs for each parameter and module."""
+    """A wrapper, and the module in it, as they were in the beginning. A look takes about 0.2 µs for each parameter and
+    module.
 
-    def __init__(self, module: nn.Module, entries: Sequence[SyncedParameter], ignored: Collection[str]) -> None:
-        self._module = module
-        self._ignored = ignored
+    `is_synced` says whether another model exchanges the gradients of a parameter.
+    """
+
+    def __init__(
+        self,
+        wrapper: nn.Module,
+        entries: Sequence[SyncedParameter],
+        ignored: Collection[str],
+        is_synced: Callable[[nn.Parameter], bool],
+    ) -> None:
+        self._wrapper = weakref.ref(wrapper)  # which owns this
         self._entries = entries
+        self._is_synced = is_synced
+        self._ignored_names = ignored
+        # Their names are others in a module that torch.compile has made of this one.
+        self._ignored = {param for name, param in self._parameters() if name in ignored}
         kinds: dict[Any, Any] = {}  # few: thousands of equal ones would give Python's garbage collector work
         self._synced = {
             entry.param: kinds.setdefault(kind, kind) for entry in entries for kind in [_kind_of(entry.param)]
         }
         self._kinds = list(self._synced.values())
+        self._tensors = list(map(_tensor_of, self._synced))
         self._remember()
 
     def _remember(self) -> None:
         self._tables: list[tuple[dict[str, nn.Parameter | None], list[nn.Parameter | None]]] = []
         self._children: list[tuple[dict[str, nn.Module | None], list[nn.Module | None]]] = []
+        self._empty: list[dict[str, Any]] = []  # of both kinds
         self._frozen: dict[nn.Parameter, None] = {}  # a set that keeps the order
-        for part in self._module.modules():
+        for part in self._parts():
             if part._modules:
                 self._children.append((part._modules, list(part._modules.values())))
             if table := own_table(part):
                 self._tables.append((table, list(table.values())))
-        for name, param in self._own_parameters():
-            if param not in self._synced and name not in self._ignored and param.numel() > 0:
+            self._empty += [one for one in (part._modules, table) if type(one) is dict and not one]
+        for name, param in self._parameters():
+            if param not in self._synced and not self._is_ignored(name, param) and not param.requires_grad:
                 self._frozen[param] = None
 
-    def _own_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        # Tensors that functional_call lends the module belong to whoever lends them.
-        return ((name, param) for name, param in self._module.named_parameters() if isinstance(param, nn.Parameter))
+    def _parts(self) -> Iterator[nn.Module]:
+        wrapper = self._wrapper()
+        return iter(()) if wrapper is None else wrapper.modules()
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those that are not empty. Tensors that functional_call lends the module belong to whoever lends them."""
+        wrapper = self._wrapper()
+        for name, param in () if wrapper is None else wrapper.named_parameters():
+            if isinstance(param, nn.Parameter) and param.numel() > 0:
+                yield name.removeprefix("module."), param
+
+    def _is_ignored(self, name: str, param: nn.Parameter) -> bool:
+        return name in self._ignored_names or param in self._ignored
 
     def check(self) -> None:
         """InvalidArgument naming a parameter that would be trained without the other ranks."""
         with without_torch_function():
             same = all(_holds(table, held) for table, held in self._tables)
             same = same and all(_holds(table, held) for table, held in self._children)
+            same = same and not any(map(len, self._empty))
             if not same:
                 self._check_new()
                 self._remember()
@@ -72,6 +101,8 @@ class ChangeWatch:
                     f"parameter {self._name_of(param)} has become {_what(*_kind_of(param))}, and was {_what(*was)} "
                     f"when the module was wrapped: {_AGAIN}"
                 )
+            if self._tensors != list(map(_tensor_of, self._synced)):
+                self._refuse_swapped()
             self._check_stored()
 
     def _check_stored(self) -> None:
@@ -85,16 +116,28 @@ class ChangeWatch:
             )
 
     def _check_new(self) -> None:
-        for name, param in self._own_parameters():
-            known = param in self._synced or param in self._frozen or name in self._ignored
-            if not known and param.requires_grad and param.numel() > 0:
+        for name, param in self._parameters():
+            known = param in self._synced or param in self._frozen or self._is_ignored(name, param)
+            if not known and param.requires_grad and not self._is_synced(param):
                 raise InvalidArgument(
-                    f"parameter {name} was put into the module after it was wrapped, so that each rank would train it "
+                    f"parameter {name} was put into the model after it was wrapped, so that each rank would train it "
                     f"alone: {_AGAIN}"
                 )
 
+    def _refuse_swapped(self) -> NoReturn:
+        """What autograd knows of the tensor has gone with it: a backward pass would tell nobody of the gradient."""
+        swapped = next(
+            param for param, was in zip(self._synced, self._tensors, strict=True) if _tensor_of(param) != was
+        )
+        raise InvalidArgument(
+            f"parameter {self._name_of(swapped)} has become another tensor since the module was wrapped, as "
+            "torch.utils.swap_tensors makes it, and load_state_dict() after "
+            f"torch.__future__.set_swap_module_params_on_conversion(True), so that each rank would train it alone: "
+            f"{_AGAIN}"
+        )
+
     def _name_of(self, wanted: torch.Tensor) -> str:
-        return next((name for name, param in self._module.named_parameters() if param is wanted), "no longer its own")
+        return next((name for name, param in self._parameters() if param is wanted), "no longer its own")
 
 
 def _holds(table: dict, held: list) -> bool:  # type: ignore[type-arg]

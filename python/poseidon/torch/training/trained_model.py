@@ -51,6 +51,7 @@ class TrainedModel:
     @collector_paused()
     def __init__(
         self,
+        wrapper: nn.Module,
         module: nn.Module,
         here: Membership,
         scheme: SchemeChoice | None,
@@ -76,7 +77,7 @@ class TrainedModel:
         self._sends_buffers = sends_buffers
         self.entries = collect_parameters(module, scheme, wire, here.settings, self._ignored, lossy)
         _check_entries(self.entries)
-        self._changes = ChangeWatch(module, self.entries, self._ignored)
+        self._changes = ChangeWatch(wrapper, self.entries, self._ignored, _is_synced)
         self._in_backward: OptimizersInBackward | None = None
         self.buffers = ModelBuffers(module, self._ignored)
         if sends_buffers and self.buffers.tensors():
@@ -392,6 +393,11 @@ def _take_over(module: nn.Module, entries: list[SyncedParameter]) -> None:
         for other in common:
             other.share()
             mine[other.param].share()
+
+
+def _is_synced(param: nn.Parameter) -> bool:
+    """Whether some wrapped model exchanges the parameter's gradients."""
+    return any(entry.param is param for sync in _synchronizers() for entry in sync.entries)
 
 
 def _synchronizers() -> list[Synchronizer]:
