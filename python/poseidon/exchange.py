@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from poseidon._core import Client, Layer, UpdateRule
+from poseidon.adapter.failure_watch import FailureWatch
 from poseidon.adapter.features import Features
 from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
 from poseidon.adapter.store import shared_store
@@ -52,6 +53,7 @@ def connect(**options: Any) -> Exchange:
     settings = resolve(**options)
     refuse_without_srun(settings.sources, os.environ)
     Features.of(settings, "exchange")
+    _exchanges.watch()
     client = Client.connect(settings.core(), None if settings.world_size == 1 else shared_store(settings))
     settle_chunk_bytes(client, settings)
     tell_notices(client)
@@ -138,6 +140,8 @@ class Exchange:
         self._process = os.getpid()  # a forked child inherits this, but not the client's threads
         # Also when the process ends without close(): the others then hear a goodbye, not a death.
         self._shut_down = weakref.finalize(self, client.shutdown)
+        self._shut_down.atexit = False  # then `_exchanges` looks first at what has failed
+        _exchanges.add(self)
 
     @property
     def rank(self) -> int:
@@ -300,10 +304,14 @@ class Exchange:
         if error is None or (isinstance(error, SystemExit) and not error.code):
             self.close()
             return
+        _exchanges.note(error)
+        self._tell(error)
+        self._shut_down()
+
+    def _tell(self, error: BaseException) -> None:
         # Where this fails it does so because of the same peers; the error itself is on its way.
         with contextlib.suppress(PoseidonError):
             self._client.abort(f"rank {self.rank} failed: {type(error).__name__}: {error}")
-        self._shut_down()
 
     def _key(self, name: str) -> _Key:
         key = self._keys.get(name)
@@ -350,6 +358,37 @@ class Exchange:
         if sync:
             handle.wait()
         return handle
+
+
+class _Exchanges(FailureWatch):
+    """The exchanges of this process that are open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._all: weakref.WeakSet[Exchange] = weakref.WeakSet()
+
+    def add(self, exchange: Exchange) -> None:
+        self._all.add(exchange)
+
+    def failures(self) -> list[PoseidonError]:
+        return [one._client.failure for one in self._open() if one._client.failure is not None]
+
+    def tell(self, error: BaseException) -> None:
+        for one in self._open():
+            one._tell(error)
+
+    def trains(self, thread: int) -> bool:
+        return False  # all that is known is which threads have connected
+
+    def end(self) -> None:
+        for one in self._open():
+            one._shut_down()
+
+    def _open(self) -> list[Exchange]:
+        return [one for one in self._all if one._shut_down.alive]
+
+
+_exchanges = _Exchanges()
 
 
 def _by_key(keys: Keys, arrays: Arrays, what: str) -> dict[str, Any]:

@@ -155,11 +155,9 @@ def test_first_failure_is_named(
 
 FAILING = f"""{IN_PROGRAMS}
 import os, pathlib, signal
-import torch
-import poseidon.torch as poseidon
+import poseidon
 
 how, rank, pids = sys.argv[1], int(os.environ["RANK"]), pathlib.Path(sys.argv[2])
-torch.set_num_threads(1)
 (pids / str(rank)).write_text(str(os.getpid()))
 
 class Slow(ValueError):  # the others have ended when it has been shown
@@ -174,13 +172,13 @@ def fail():
         os.kill(os.getpid(), signal.SIGKILL)
     sys.exit(5)
 
-poseidon.init()
+exchange = poseidon.connect()
 try:
     for step in range(1000):
         if rank == 1 and step == 3:
             fail()
-        poseidon.barrier()
-except poseidon.PoseidonError as error:
+        exchange.barrier()
+except poseidon.errors.PoseidonError as error:
     if rank == 0:
         raise RuntimeError("the trainer has failed") from error
     sys.exit(9)

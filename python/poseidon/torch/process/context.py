@@ -48,7 +48,7 @@ class _TorchProcess(Process):
         Features.of(base, "part")
         job = part_of_job(base.job, group)
         if job not in self._parts:
-            self._prepare()
+            self.watch()
             self._parts[job] = Membership(
                 base.replace(job=job, rank=dist.get_rank(group), world_size=dist.get_world_size(group)),
                 self._arrays,
