@@ -188,6 +188,12 @@ other_join: join() of another model
 unjoined: a step of another model
   needs data_everywhere: takes all ranks
   instead: use torch.distributed.algorithms.Join([model, other]), which joins both
+unjoined_averaging: an averaging of LocalSGD
+  needs data_everywhere: takes all ranks
+  instead: leave join() out
+unjoined_call: a call that takes all ranks, such as barrier()
+  needs data_everywhere: waits for all ranks
+  instead: call it after join()
 set_weight: set_weight()
   needs same_step: makes a mean over the rows that all ranks have in a step
   needs plain_mean: weighs the ranks in a mean

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NoReturn, Protocol
 
 from poseidon.adapter.control import Control
 from poseidon.adapter.features import Features
@@ -11,6 +12,8 @@ from poseidon.errors import PoseidonError
 _ACTIVE = 1
 _SYNCHRONIZES = 2
 _SENDS_BUFFERS = 4
+_OTHER = 8  # times the place in what follows, from 1
+_OTHERS = ("unjoined", "unjoined_averaging", "unjoined_call")  # features: what takes all ranks, beside the joined model
 
 
 class JoinedModel(Protocol):
@@ -40,11 +43,14 @@ class JoinedTraining:
         control: Control,
         divide_by_initial_world_size: bool,
         throw_on_early_termination: bool,
+        call_idle: Callable[[], None] = lambda: None,
     ) -> None:
+        """`call_idle` makes ranks without data, which wait in something else, ask for the flags."""
         self._model = model
         self._control = control
         self._divide_by_initial = divide_by_initial_world_size
         self._throw = throw_on_early_termination
+        self._call_idle = call_idle
         self._last_active: int | None = None  # a rank that took part in the latest step
 
     def _exchange_flags(self, own: int) -> list[int]:
@@ -66,9 +72,15 @@ class JoinedTraining:
         assert self._last_active is not None
         return self._last_active
 
-    def notify_other(self) -> None:
-        """Notes that this rank starts a step of a model that is not joined. The others then know who has no data."""
-        self._exchange_flags(_ACTIVE)
+    def notify_other(self, what: str) -> None:
+        """This rank begins something that takes all ranks and is no step of the joined model: a feature of `_OTHERS`.
+
+        Raises InvalidArgument on all ranks if one has no data.
+        """
+        self._call_idle()
+        flags = self._exchange_flags(_ACTIVE | _OTHER * (1 + _OTHERS.index(what)))
+        if not all(flags):
+            _refuse_other(flags)
 
     def shadow_others(self) -> None:
         """Takes part in the others' steps until no rank has data any more. This rank has none."""
@@ -81,6 +93,8 @@ class JoinedTraining:
         flags = self._exchange_flags(0)
         if not any(flags):
             return False
+        if any(flag >= _OTHER for flag in flags):
+            _refuse_other(flags)
         assert self._last_active is not None
         step = flags[self._last_active]
         if step & _SENDS_BUFFERS:
@@ -93,3 +107,8 @@ class JoinedTraining:
         """Gives all ranks the model of a rank that trained longest. Collective, when no rank has data."""
         if self._last_active is not None:
             self._model.broadcast_last_state(self._last_active)
+
+
+def _refuse_other(flags: Sequence[int]) -> NoReturn:
+    """With the same text on all ranks."""
+    Features.refuse(_OTHERS[max(flags) // _OTHER - 1], "out_of_data")

@@ -49,7 +49,7 @@ class Membership:
         self.meter: Meter | None = None  # of the present membership
         self.watch: Watch | None = None
         self.is_recorded = False  # some model's steps are (run_record.py)
-        self.joined: JoinedTraining | None = None  # that of the model whose join() is under way
+        self.joined: JoinedTraining | None = None  # that of the first model whose join() is under way
         self.in_flight: weakref.WeakSet[Settles] = weakref.WeakSet()  # of every model that is trained in the job
         self.saved: SavedSteps | None = None  # with checkpoint_dir, where nothing else keeps steps together
         self._arrays = arrays
@@ -91,6 +91,14 @@ class Membership:
         """The control, where there is one: with several workers, after `prepare`."""
         assert self.control is not None
         return self.control
+
+    def check_joins(self, what: str) -> None:
+        """This rank begins what takes all ranks: a feature, beside the steps of a joined model.
+
+        Raises InvalidArgument on all ranks if one has no data in a join().
+        """
+        if self.joined is not None:
+            self.joined.notify_other(what)
 
     def meet(self) -> None:
         """Joins the job, or its next generation if this process is part of it. Blocks, up to the timeout."""

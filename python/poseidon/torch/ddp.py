@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -14,7 +13,6 @@ from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
 from poseidon.adapter.agreement import broadcast_alike
-from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
 from poseidon.errors import InvalidArgument, PoseidonError
 from poseidon.torch.exchange import comm_hooks
@@ -27,14 +25,15 @@ from poseidon.torch.tensors.compatibility import compiler
 from poseidon.torch.training import torch_arguments
 from poseidon.torch.training.copies import ModelCopies, keep_in_state_dict
 from poseidon.torch.training.insight import ModelInsight
+from poseidon.torch.training.joins import ModelJoins
 from poseidon.torch.training.reducer import Reducer, logging_data
-from poseidon.torch.training.trained_model import ModelJoinHook, TrainedModel
+from poseidon.torch.training.trained_model import TrainedModel
 
 _MIB = 1 << 20
 _set_compiler: Any = torch._C._dynamo.eval_frame.set_eval_frame
 
 
-class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelInsight):
+class DistributedDataParallel(ModelCopies, ModelJoins, TorchDistributedDataParallel, ModelInsight):
     """Trains `module` synchronously on all workers of the job: after backward every `.grad` is the
     mean over the workers.
 
@@ -192,7 +191,6 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
                 "wrap the model once"
             )
         if trained.sync is not None:
-            Join.notify_join_context(self)
             synchronizing = torch.is_grad_enabled() and self.require_backward_grad_sync
             if torch.is_grad_enabled():
                 trained.begin_training_pass(synchronizing)
@@ -228,9 +226,12 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         due = self.forward_sync_buffers and self.require_forward_param_sync and trained.takes_buffers_before_forward
         due = due and not self._buffer_hook_is_after() and bool(trained.buffers.tensors())
         root = 0
-        if trained.join is not None and torch.is_grad_enabled():
+        # Who evaluates needs no other rank, unless buffers are due.
+        if trained.join is not None and (due or torch.is_grad_enabled()):
+            Join.notify_join_context(self)
             root = trained.join.notify_forward(synchronizing, due)
         if due:
+            trained.check_joins()
             self._sync_buffers_by(trained, root)
 
     def _buffer_hook_is_after(self) -> bool:
@@ -276,7 +277,7 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         finally:
             self.require_backward_grad_sync = before
 
-    # Ranks with batches of different sizes, and with different numbers of them.
+    # Ranks with batches of different sizes. `ModelJoins` is for ranks with different numbers of them.
 
     def set_weight(self, weight: int) -> None:
         """Says how many rows this rank's next gradients are the mean of, until the next call.
@@ -295,88 +296,6 @@ class DistributedDataParallel(ModelCopies, TorchDistributedDataParallel, ModelIn
         stragglers=drop, consistency=ssp or async.
         """
         self.trained_model().set_weight(weight)
-
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,
-        enable: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> AbstractContextManager[None]:
-        """Trains with a different number of batches on each rank. A rank without data takes part without contributing.
-
-        Gradients are divided by the world size or, with `divide_by_initial_world_size=False`, by the number of ranks
-        that still have data. With `throw_on_early_termination` all ranks raise an error when one has no data left. In
-        the end every rank has the model of the ranks that trained longest. If torch.distributed is initialized, this
-        is its `Join` for this model alone.
-        """
-        if not enable or self.synchronizer is None:
-            return nullcontext()
-        if self.process_group is not None:
-            self._refuse_other_join()
-            context: Any = Join(
-                [self],
-                enable,
-                throw_on_early_termination,
-                divide_by_initial_world_size=divide_by_initial_world_size,
-            )
-            return context
-        return self._join_alone(divide_by_initial_world_size, throw_on_early_termination)
-
-    def _refuse_other_join(self) -> None:
-        """Raises InvalidArgument in the join() of another model: a rank without data would help in one of the two."""
-        here = self.trained_model().context.features
-        if any(one.has("join") for one in here.parts):
-            here.refuse("other_join", "join")
-
-    @contextmanager
-    def _join_alone(self, divide_by_initial_world_size: bool, throw_on_early_termination: bool) -> Iterator[None]:
-        self._refuse_other_join()
-        trained = self.trained_model()
-        joined = trained.context.joined = self._begin_join(divide_by_initial_world_size, throw_on_early_termination)
-        try:
-            yield
-            joined.shadow_others()
-        finally:
-            trained.context.joined = None
-            trained.end_join(joined)
-
-    def _begin_join(self, divide_by_initial_world_size: bool, throw: bool) -> JoinedTraining:
-        trained = self.trained_model()
-        here, sync = trained.context, trained.sync
-        trained.features.add("join")
-        assert sync is not None
-        trained.join = JoinedTraining(trained, here.present_control, divide_by_initial_world_size, throw)
-        return trained.join
-
-    @property
-    def _authoritative_rank(self) -> int | None:
-        return self.trained_model().last_joined
-
-    def join_hook(self, **kwargs: Any) -> Any:
-        """The model's part in a `torch.distributed.algorithms.Join`, alone or with an optimizer of torch's."""
-        trained = self.trained_model()
-        joined = None
-        if trained.sync is not None:
-            joined = self._begin_join(kwargs.get("divide_by_initial_world_size", True), throw=False)
-        hook = ModelJoinHook(trained, joined)
-        # torch's class does not say when a join ends by an error. Its object, which holds this one, goes then.
-        weakref.finalize(hook, trained.end_join, joined).atexit = False
-        return hook
-
-    @property
-    def join_device(self) -> torch.device:
-        """The device on which `Join` keeps what it exchanges."""
-        return self.device
-
-    @property
-    def join_process_group(self) -> Any:
-        """The group over which `Join` counts the ranks. PoseidonError if torch.distributed is not initialized."""
-        if self.process_group is None:
-            raise PoseidonError(
-                "torch.distributed.algorithms.Join needs torch.distributed: call init_process_group() before wrapping "
-                "the model, or use model.join(), which needs none"
-            )
-        return self.process_group
 
     # What else torch's class can do.
 

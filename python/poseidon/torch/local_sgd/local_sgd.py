@@ -27,7 +27,7 @@ from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.replica import Replica
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.optimizer.wrapper import STATE_HOOKS, OptimizerWrapper, described
-from poseidon.torch.process.context import context
+from poseidon.torch.process.context import check_joins, context
 from poseidon.torch.training.buffers import ModelBuffers
 from poseidon.torch.training.trained_model import check_module
 
@@ -144,6 +144,7 @@ class LocalSGD(OptimizerWrapper):
         self._steps_here = self._waited_ns = self._times_equal = 0
         if client is not None:
             assert control is not None
+            check_joins(self._context, "unjoined_call")
             if self._replica is not None:
                 self._replica.connect(control)
             self._buffers.check()
@@ -266,6 +267,7 @@ class LocalSGD(OptimizerWrapper):
         self._check_parameters_now()
         control = self._context.control
         if control is not None:
+            check_joins(self._context, "unjoined_averaging")
             number, loads = self.averaging_count + 1, self._model_loads
             text = f"averaging {number} of LocalSGD, {why}, {loads} loads of the model before"
             text += f", {self._weights_given} calls of set_weight" if self._weights_given else ""
@@ -320,6 +322,7 @@ class LocalSGD(OptimizerWrapper):
         `optimizer` stays.
         """
         if self._context.control is not None:
+            check_joins(self._context, "unjoined_call")
             params = {name: param.detach() for name, param in self.model.named_parameters()}
             broadcast_alike(self._context.control, params, 0, "list of parameter")
             self._send_buffers()

@@ -25,6 +25,7 @@ from poseidon.torch.optimizer.succession import Tenure, enter, succeed
 from poseidon.torch.optimizer.undo import UpdateUndo
 from poseidon.torch.optimizer.worker_update import Clipping, WholeStep, WorkerUpdate, make_clipping
 from poseidon.torch.optimizer.wrapper import STATE_HOOKS, STEP_HOOKS, OptimizerWrapper, described, loss_of
+from poseidon.torch.process.context import check_joins
 from poseidon.torch.tensors.memory import flat_view, held_bytes
 
 
@@ -188,6 +189,7 @@ class DistributedOptimizer(OptimizerWrapper):
         """Collective: all ranks have the same optimizer, for these parameters, and use it so."""
         control = self._membership.control
         if control is not None and not self._membership.recovers:
+            check_joins(self._membership, "unjoined_call")
             names = [[entry.name for entry in entries] for entries in groups]
             check_same(control, f"{how}\n{described(self._inner, names)}", "optimizer")
 

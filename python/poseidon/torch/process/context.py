@@ -148,14 +148,28 @@ def world_size() -> int:
     return context().world_size
 
 
+def check_joins(here: Membership, what: str) -> None:
+    """The ranks of `here` begin `what`, a feature that takes all of them, and is no step of a joined model.
+
+    Raises InvalidArgument on all ranks if one has no data in a join(), and in the join() of another job at once: its
+    ranks are others, and know nothing of this one.
+    """
+    if any(one.joined is not None for one in memberships() if one is not here):
+        Features.refuse(what, "join")
+    here.check_joins(what)
+
+
 def barrier() -> None:
     """Returns once every rank has called it. Raises a PoseidonError if a rank fails or is too late."""
+    check_joins(context(), "unjoined_call")
     _process.barrier()
 
 
 def collective_control(caller: str) -> Control | None:
     """What the ranks exchange small things by; None with one worker. InvalidArgument where they have not met yet."""
-    return _process.collective_control(caller)
+    control = _process.collective_control(caller)
+    check_joins(context(), "unjoined_call")
+    return control
 
 
 def straggler_report() -> list[_core.LateRank]:

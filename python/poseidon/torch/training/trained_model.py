@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 from torch import nn
-from torch.distributed.algorithms.join import JoinHook
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
 from poseidon.adapter.agreement import check_same
@@ -35,7 +34,7 @@ from poseidon.torch.model.collect import collect_parameters, describe
 from poseidon.torch.model.collector import collector_paused
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.replica import Replica, Unwatched
-from poseidon.torch.process.context import memberships
+from poseidon.torch.process.context import check_joins, memberships
 from poseidon.torch.process.process_groups import default_group
 from poseidon.torch.training.buffers import ModelBuffers
 from poseidon.torch.training.program_optimizers import EmptySteps, OptimizersInBackward
@@ -94,7 +93,7 @@ class TrainedModel:
         sync.module = weakref.ref(_plain(self.module))
         sync.runs.on_over.append(_while_alive(self._finished_step))
         sync.replica = self._make_replica(sync)
-        sync.step_check.before = _while_alive(self._check_joins)
+        sync.step_check.before = _while_alive(self.check_joins)
         if here.features.keeps(SAME_STEP):
             self._empty_steps = EmptySteps(sync, here.rank, _while_alive(self._is_in_join))
         if here.recovers and self._sends_buffers:
@@ -139,6 +138,7 @@ class TrainedModel:
         """
         here, sync = self.context, self.sync
         assert sync is not None
+        check_joins(here, "unjoined_call")
         for entry in self.entries:
             entry.forget_client()
         shares_buffers = self._sends_buffers or (init_sync and buffers_too)
@@ -243,20 +243,18 @@ class TrainedModel:
         assert self.sync is not None
         self.sync.shadow()
 
-    def _check_joins(self) -> None:
-        """An exchange begins. Raises InvalidArgument if a rank without data, in another model's join(), misses it."""
-        if self.join is not None:
-            return
-        if self.context.joined is not None:
-            self.context.joined.notify_other()
-        if any(one.has("out_of_data") for one in self.context.features.parts):
-            Features.refuse("unjoined", "out_of_data")
+    def check_joins(self) -> None:
+        """All ranks of this model begin something together. InvalidArgument if one, in another's join(), misses it."""
+        if self.join is None:
+            check_joins(self.context, "unjoined")
 
     def end_join(self, joined: JoinedTraining | None) -> None:
         """This join is over, if it was not before: all ranks make the same steps again."""
         if self.join is not joined:
             return
         self.join = None
+        if self.context.joined is joined:
+            self.context.joined = None
         self.features.remove("join")
         self.features.remove("out_of_data")
         if self.sync is not None:
@@ -350,24 +348,6 @@ def _while_alive(method: Callable[..., Any]) -> Callable[..., Any]:
         return None if (found := reference()) is None else found(*args, **named)
 
     return call
-
-
-class ModelJoinHook(JoinHook):
-    """A model's part in torch's `Join`, which knows when ranks run out of data. `joined`: None with one worker."""
-
-    def __init__(self, model: TrainedModel, joined: JoinedTraining | None) -> None:
-        self._model, self._joined = model, joined
-
-    def main_hook(self) -> None:
-        """Takes part in the others' next step."""
-        if self._joined is not None:
-            self._joined.shadow_step()
-
-    def post_hook(self, is_last_joiner: bool) -> None:
-        """No rank has data: all take over the model of those that trained longest."""
-        if self._joined is not None:
-            self._joined.take_last_model()
-        self._model.end_join(self._joined)
 
 
 def _plain(module: nn.Module) -> nn.Module:
