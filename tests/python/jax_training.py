@@ -103,6 +103,17 @@ def factors() -> Any:
     }
 
 
+def rounded() -> Any:
+    """How far the mean of each kernel is from that of exact gradients, as a part of the largest value."""
+    params = poseidon.broadcast(make_params(160))
+    _, grads = jax.jit(poseidon.value_and_grad(dense_loss))(params, batch(0, poseidon.rank()))
+    count = poseidon.world_size()
+    parts = [jax.jit(jax.grad(dense_loss))(params, batch(0, other)) for other in range(count)]
+    wanted = jax.tree.map(lambda *each: sum(each) / count, *parts)
+    errors = {name: float(jnp.abs(grads[name] - one).max() / jnp.abs(one).max()) for name, one in wanted.items()}
+    return errors | {"schemes": {row.layer: row.scheme for row in poseidon.plan()}}
+
+
 def several_devices() -> Any:
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("device",))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -351,6 +362,6 @@ if __name__ == "__main__":
     poseidon.init(timeout=20)
     cases = (
         *(exact, scan, program, two_calls, opposite_orders, unused_on_one, optax_and_flax, lost_peer, drifting),
-        *(different, factors, factors_elsewhere, tied, watched, several_devices),
+        *(different, factors, rounded, factors_elsewhere, tied, watched, several_devices),
     )
     print(json.dumps({case.__name__: case for case in cases}[sys.argv[1]]()))

@@ -236,6 +236,21 @@ def never() -> list[Any]:
     return found
 
 
+def rounded() -> dict[str, Any]:
+    """How far the first updates of both kernels are from exact ones, as a part of the largest value."""
+    every = batches([ROWS])
+    model, reference = head(), head()
+    before = [one.numpy() for one in reference.trainable_variables]
+    model.compile(distributed(scheme={"*large/kernel": "sfb"}), LOSS)
+    seen = fit_all(model, [every[poseidon.rank()]])
+    train_alone(reference, every)
+    errors = []
+    for ours, wanted, start in zip(model.trainable_variables, reference.trainable_variables, before, strict=True):
+        exact = wanted.numpy() - start
+        errors.append(float(np.abs(ours.numpy() - start - exact).max() / np.abs(exact).max()))
+    return {"seen": seen[0][0][0], "large": errors[0], "other": errors[2]}
+
+
 def one_without_compiler() -> dict[str, Any]:
     """Rank 1 cannot compile the operations. Factors are asked for."""
     if poseidon.rank() == 1:

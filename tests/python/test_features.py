@@ -50,12 +50,23 @@ def test_options_of_a_job_are_refused_together() -> None:
         Features.of(resolve(stragglers="drop", consistency="ssp"))
     with pytest.raises(InvalidArgument, match=r"lossy=topk and poseidon\.jax exclude each other.*use poseidon\.torch"):
         Features.of(resolve(lossy="topk"), "jax")
-    Features.of(resolve(lossy="topk"), "exchange")
+    for framework in ("jax", "tensorflow"):
+        with pytest.raises(InvalidArgument, match=r"checkpoint_dir=/saved and poseidon.* servers keep none"):
+            Features.of(resolve(checkpoint_dir="/saved"), framework)
+    Features.of(resolve(checkpoint_dir="/saved"), "exchange")
 
 
 def test_the_push_pull_exchange_asks_the_table() -> None:
-    with pytest.raises(InvalidArgument, match=r"error_feedback=on and poseidon\.connect\(\) exclude each other"):
-        poseidon.connect(error_feedback="on")
+    for option in ("error_feedback=on", "scheme=topk", "lossy=bf16", "on_failure=rejoin", "on_failure=shrink"):
+        name, _, value = option.partition("=")
+        with pytest.raises(InvalidArgument, match=rf"{option} and poseidon\.connect\(\) exclude each other"):
+            poseidon.connect(rank=0, world_size=2, master_addr="127.0.0.1", master_port=29500, **{name: value})
+
+
+def test_local_sgd_does_not_ignore_how_gradients_are_to_travel() -> None:
+    for option in ("scheme", "lossy"):
+        with pytest.raises(InvalidArgument, match=f"{option}=topk and LocalSGD exclude each other"):
+            Features("local_sgd", within=Features.of(resolve(**{option: "topk"})))
 
 
 def test_what_is_refused_leaves_nothing_behind() -> None:

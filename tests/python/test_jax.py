@@ -77,6 +77,14 @@ def test_kernels_of_dense_travel_as_factors() -> None:
         assert answer["told"] == answer["schemes"]
 
 
+@pytest.mark.parametrize(("wire", "factor_wire"), [("fp32", "bf16"), ("bf16", "fp32")])
+def test_factors_travel_in_a_format_of_their_own(wire: str, factor_wire: str) -> None:
+    for answer in answers("rounded", POSEIDON_WIRE=wire, POSEIDON_FACTOR_WIRE=factor_wire):
+        assert answer["schemes"]["['w1']"] == "sfb"
+        assert (answer["w1"] > 1e-4) == (factor_wire == "bf16"), answer
+        assert (answer["w2"] > 1e-4) == (wire == "bf16"), answer
+
+
 def test_dense_is_an_ordinary_product_where_one_call_is_not_all() -> None:
     for worst in answers("factors_elsewhere"):
         assert max(worst.values()) < 1e-5, worst

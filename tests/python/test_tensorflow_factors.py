@@ -85,3 +85,13 @@ def test_a_rank_without_a_compiler_makes_all_send_whole_gradients() -> None:
     first, second = answers(2, "one_without_compiler", script=FACTORS)
     assert first == second
     assert first["one_without_compiler"]["plan"] == ["ps", None, NO_FACTORS]
+
+
+@pytest.mark.parametrize(("wire", "factor_wire"), [("fp32", "bf16"), ("bf16", "fp32")])
+def test_factors_travel_in_a_format_of_their_own(wire: str, factor_wire: str) -> None:
+    found = answers(2, "rounded", script=FACTORS, POSEIDON_WIRE=wire, POSEIDON_FACTOR_WIRE=factor_wire)
+    for answer in found:
+        one = answer["rounded"]
+        assert one["seen"] == "sfb"
+        assert (one["large"] > 2e-4) == (factor_wire == "bf16"), one
+        assert (one["other"] > 2e-4) == (wire == "bf16"), one

@@ -68,6 +68,7 @@ rare_scheme: scheme={}
   instead: leave scheme out
 lossy: lossy={}
   unless lossy:
+  needs gradient_exchange: is a way in which gradients may travel
   needs open_steps: lets layers change to another scheme between steps
   instead: leave lossy out
 error_feedback: error_feedback=on
@@ -78,17 +79,25 @@ sequential: schedule=sequential
   unless schedule: wait_free
   needs open_steps: starts exchanges when backward is over
   instead: use schedule=wait_free
+saved_values: checkpoint_dir={}
+  unless checkpoint_dir:
+  needs kept_values: has servers save the values that they keep
+  instead: leave checkpoint_dir out, and save on the workers
 # Frameworks.
 jax: poseidon.jax
   breaks open_steps: compiles a step into one program
   breaks every_scheme: knows the schemes auto, ps, sfb and sharded_factors
   breaks kept_rounding: keeps nothing of one compiled step for the next
+  breaks kept_values: updates parameters on the workers, and servers keep none
   instead: use poseidon.torch
 tensorflow: poseidon.tensorflow
   breaks open_steps: compiles a step into one graph
+  breaks kept_values: updates parameters on the workers, and servers keep none
   instead: use poseidon.torch
 exchange: poseidon.connect()
+  breaks gradient_exchange: pushes whole arrays to the servers that keep them
   breaks kept_rounding: keeps nothing that wire rounds off
+  breaks state_survives: has nobody to give a replacement what a lost worker had
   instead: use an adapter, such as poseidon.torch
 # Who updates.
 distributed_optimizer: DistributedOptimizer

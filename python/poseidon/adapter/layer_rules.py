@@ -50,6 +50,16 @@ class LayerWishes:
     settles: bool = False
     settled: str = ""
 
+    @staticmethod
+    def for_all(settings: Settings) -> dict[str, Any]:
+        """Those that options alone give, for all layers."""
+        return {
+            "topk_fraction": settings.topk_fraction,
+            "powersgd_rank": settings.powersgd_rank,
+            "factor_wire": "" if settings.factor_wire == "wire" else settings.factor_wire,
+            "error_feedback": settings.error_feedback == "on",
+        }
+
 
 class LayerRules:
     """The rules of a job with these options of the core, such as `small_bytes`."""

@@ -33,6 +33,30 @@ An option has one name everywhere. For `chunk_bytes`:
 A keyword beats the command line, which beats the environment, which beats the configuration file, which beats the
 default. The secret itself is the keyword `secret` or the variable `POSEIDON_SECRET`
 ([SECURITY.md](../SECURITY.md)). It is on no command line and in no configuration file.
+
+## Who follows an option
+
+Most options hold for whatever trains. These do not. "Refused" is an `InvalidArgument` that says what to leave out
+([features.md](features.md)); "–" has no effect on what is trained, and nothing to act on.
+
+| option | `DistributedDataParallel` | `LocalSGD` | `poseidon.jax` | `poseidon.tensorflow` | `poseidon.connect()` |
+|---|---|---|---|---|---|
+| `scheme` | yes | refused | `auto`, `ps`, `sfb`, `sharded_factors` | yes | refused |
+| `lossy` | yes | refused | refused | refused | refused |
+| `error_feedback` | yes | refused | refused | yes | refused |
+| `wire` | yes | of pseudo-gradients | yes | yes | yes |
+| `factor_wire` | yes | – | yes | yes | – |
+| `parameter_wire` | with `update="server"` | yes | – | – | yes |
+| `revise` | yes | – | – | – | – |
+| `schedule=sequential` | yes | – | refused | refused | – |
+| `priority_threshold`, `priority_order` | with a `DistributedOptimizer` | – | – | – | – |
+| `stragglers=drop` | yes | refused | refused | refused | yes |
+| `consistency=ssp`, `async` | with `update="server"` | refused | refused | refused | yes |
+| `on_failure=rejoin` | yes | yes | refused | refused | refused |
+| `on_failure=shrink` | yes | refused | refused | refused | refused |
+| `replica_check` | yes | yes | yes | yes | –: a program takes the servers' values itself |
+| `checkpoint_dir` | with `update="server"` | refused where servers keep values | refused | refused | yes |
+| `record` | yes | – | yes | yes | – |
 """
 
 

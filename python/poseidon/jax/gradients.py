@@ -172,7 +172,9 @@ def _layer(settings: Settings, rules: LayerRules, name: str, leaf: Any, kernel: 
         gives_factors=bool(rows),
         who=f"parameter {name}",
     )
-    wishes = LayerWishes(settings.scheme, settings.wire, wire_if_float=True, settles=True)
+    wishes = LayerWishes(
+        settings.scheme, settings.wire, wire_if_float=True, settles=True, **LayerWishes.for_all(settings)
+    )
     layer = SyncedLayer(facts, wishes, rules, shape, bool(rows))
     for count in rows:
         layer.count_forward_rows(count)

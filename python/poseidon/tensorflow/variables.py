@@ -88,13 +88,7 @@ def collect_variables(
                 f"variable {name} has dtype {dtype}, which cannot be synchronized (only {', '.join(_DTYPES)} can): "
                 "convert it, or make it not trainable"
             )
-        wishes = LayerWishes(
-            schemes.of(names),
-            formats.of(names),
-            topk_fraction=settings.topk_fraction,
-            powersgd_rank=settings.powersgd_rank,
-            error_feedback=settings.error_feedback == "on",
-        )
+        wishes = LayerWishes(schemes.of(names), formats.of(names), **LayerWishes.for_all(settings))
         layers.append(SyncedVariable(name, variable, wishes, rules, factors_of(gradient)))
     schemes.check_used()
     formats.check_used()

@@ -63,10 +63,7 @@ def _wishes_for_all(settings: Settings, wire: WireChoice | None) -> dict[str, An
     """The wishes for which there are no patterns."""
     return {
         "wire_is_given": wire is not None or settings.sources.get("wire", "default") != "default",
-        "topk_fraction": settings.topk_fraction,
-        "powersgd_rank": settings.powersgd_rank,
-        "factor_wire": "" if settings.factor_wire == "wire" else settings.factor_wire,
-        "error_feedback": settings.error_feedback == "on",
+        **LayerWishes.for_all(settings),
     }
 
 
