@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from operator import attrgetter, eq, is_
+from operator import attrgetter, is_
 from typing import Any, NoReturn
 
 import torch
@@ -52,16 +52,17 @@ class ChangeWatch:
         self._remember()
 
     def _remember(self) -> None:
-        self._tables: list[tuple[dict[str, nn.Parameter | None], list[nn.Parameter | None]]] = []
-        self._children: list[tuple[dict[str, nn.Module | None], list[nn.Module | None]]] = []
-        self._empty: list[dict[str, Any]] = []  # of both kinds
+        self._tables: list[dict[str, Any]] = []  # of modules and of parameters by name
+        self._held: list[list[Any]] = []  # by them
+        self._empty: list[dict[str, Any]] = []  # further such tables
         self._frozen: dict[nn.Parameter, None] = {}  # a set that keeps the order
         for part in self._parts():
-            if part._modules:
-                self._children.append((part._modules, list(part._modules.values())))
-            if table := own_table(part):
-                self._tables.append((table, list(table.values())))
-            self._empty += [one for one in (part._modules, table) if type(one) is dict and not one]
+            for table in (part._modules, own_table(part)):
+                if table:
+                    self._tables.append(table)
+                    self._held.append(list(table.values()))
+                elif type(table) is dict:
+                    self._empty.append(table)
         for name, param in self._parameters():
             if param not in self._synced and not self._is_ignored(name, param) and not param.requires_grad:
                 self._frozen[param] = None
@@ -83,10 +84,7 @@ class ChangeWatch:
     def check(self) -> None:
         """InvalidArgument naming a parameter that would be trained without the other ranks."""
         with without_torch_function():
-            same = all(_holds(table, held) for table, held in self._tables)
-            same = same and all(_holds(table, held) for table, held in self._children)
-            same = same and not any(map(len, self._empty))
-            if not same:
+            if any(map(len, self._empty)) or not all(map(_holds, self._tables, self._held)):
                 self._check_new()
                 self._remember()
             for param in self._frozen:
@@ -95,7 +93,7 @@ class ChangeWatch:
                         f"parameter {self._name_of(param)} requires a gradient now and did not when the module was "
                         f"wrapped, so that each rank would train it alone: {_AGAIN}"
                     )
-            if not all(map(eq, map(_kind_of, self._synced), self._kinds)):
+            if list(map(_kind_of, self._synced)) != self._kinds:
                 param, was = next((param, was) for param, was in self._synced.items() if _kind_of(param) != was)
                 raise InvalidArgument(
                     f"parameter {self._name_of(param)} has become {_what(*_kind_of(param))}, and was {_what(*was)} "
