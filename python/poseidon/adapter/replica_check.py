@@ -101,6 +101,7 @@ class ReplicaCheck:
         self._what = "average" if of_averages else "step"
         self._warned = False
         self.confirms: Callable[[], bool] = lambda: False  # whether `updated` will be called
+        self._suspicion, self._at_update = "", False  # of a model that was refused before it was connected
 
     def connect(self, control: Control) -> None:
         """Begins anew among the ranks of `control`. Collective."""

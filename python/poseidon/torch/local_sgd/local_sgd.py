@@ -29,6 +29,7 @@ from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.optimizer.wrapper import STATE_HOOKS, OptimizerWrapper, described
 from poseidon.torch.process.context import check_joins, context
 from poseidon.torch.training.buffers import ModelBuffers
+from poseidon.torch.training.other_trainers import note_averages
 from poseidon.torch.training.trained_model import check_module
 
 _KEY = "local_sgd"  # of this class's part of a state_dict
@@ -123,7 +124,10 @@ class LocalSGD(OptimizerWrapper):
         self._model_is_new = self._loaded_itself = False  # by a load since the last step
         self._step_supports_amp_scaling = True  # so that a GradScaler calls step() also to skip it
         self.share_hooks(*STATE_HOOKS)
-        model.register_load_state_dict_post_hook(self._note_model_load)
+        # The program, and not its model, keeps this.
+        noting = weakref.WeakMethod(self._note_model_load)
+        model.register_load_state_dict_post_hook(lambda *_: note() if (note := noting()) is not None else None)
+        note_averages(self)
         if not here.recovers:
             self.connect()
             self._check_same_optimizer()
@@ -330,7 +334,7 @@ class LocalSGD(OptimizerWrapper):
         self.steps_alone = self._steps_apart = self._model_loads = self._weights_given = 0
         self._model_is_new = False
 
-    def _note_model_load(self, *_: Any) -> None:
+    def _note_model_load(self) -> None:
         self._model_loads += 1
         self._model_is_new = True
 

@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 
 from poseidon.adapter.agreement import check_same
-from poseidon.adapter.control import Control
 from poseidon.adapter.features import SAME_STEP, Features
 from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.layer import LossyChoice, SchemeChoice, WireChoice
@@ -34,9 +33,10 @@ from poseidon.torch.model.collect import collect_parameters, describe
 from poseidon.torch.model.collector import collector_paused
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.replica import Replica, Unwatched
-from poseidon.torch.process.context import check_joins, memberships
+from poseidon.torch.process.context import check_joins
 from poseidon.torch.process.process_groups import default_group
 from poseidon.torch.training.buffers import ModelBuffers
+from poseidon.torch.training.other_trainers import OtherTrainers, check_alone, is_synced, plain, take_over
 from poseidon.torch.training.program_optimizers import EmptySteps, OptimizersInBackward
 
 
@@ -76,21 +76,23 @@ class TrainedModel:
         self._sends_buffers = sends_buffers
         self.entries = collect_parameters(module, scheme, wire, here.settings, self._ignored, lossy)
         _check_entries(self.entries)
-        self._changes = ChangeWatch(wrapper, self.entries, self._ignored, _is_synced)
+        self._changes = ChangeWatch(wrapper, self.entries, self._ignored, is_synced)
         self._in_backward: OptimizersInBackward | None = None
         self.buffers = ModelBuffers(module, self._ignored)
         if sends_buffers and self.buffers.tensors():
             self.features.add("sent_buffers")
         here.features.take(self.features)
         if here.settings.world_size > 1:
-            _take_over(module, self.entries)
+            self._others = OtherTrainers(module, self.entries)
             self.sync = self._make_synchronizer()
             self._run_recorder = recorder_of(here)
+        else:
+            check_alone(self.entries)
 
     def _make_synchronizer(self) -> Synchronizer:
         here = self.context
         sync = Synchronizer(self.entries, here.settings, here.features)
-        sync.module = weakref.ref(_plain(self.module))
+        sync.module = weakref.ref(plain(self.module))
         sync.runs.on_over.append(_while_alive(self._finished_step))
         sync.replica = self._make_replica(sync)
         sync.step_check.before = _while_alive(self.check_joins)
@@ -144,7 +146,7 @@ class TrainedModel:
         shares_buffers = self._sends_buffers or (init_sync and buffers_too)
         if shares_buffers:
             self.buffers.check()
-        _agree_on_shared(self.entries, here.present_control)
+        self._others.agree(here.present_control)
         options = f"buffers in forward {self._sends_buffers}, at the start {buffers_too}, init_sync {init_sync}"
         options += f", {sync.layers.powersgd.describe()}" if sync.layers.powersgd is not None else ""
         text = describe(self.module, self.entries, options, self._ignored, shares_buffers)
@@ -187,7 +189,7 @@ class TrainedModel:
             self.context.control.note_thread()  # hooks of a device's backward run in a thread of autograd's
         self._changes.check()
         if self.sync.retired:
-            _take_over(self.module, self.entries)
+            take_over(self.module, self.entries)
             self.sync.revive()
         if self._in_backward is None:
             self._in_backward = OptimizersInBackward(self.entries)
@@ -348,50 +350,6 @@ def _while_alive(method: Callable[..., Any]) -> Callable[..., Any]:
         return None if (found := reference()) is None else found(*args, **named)
 
     return call
-
-
-def _plain(module: nn.Module) -> nn.Module:
-    """The module itself, of one that torch.compile has made."""
-    inner = getattr(module, "_orig_mod", module)
-    return inner if isinstance(inner, nn.Module) else module
-
-
-def _take_over(module: nn.Module, entries: list[SyncedParameter]) -> None:
-    """A module, or one with the very same parameters, that is wrapped again: of its wrappers one exchanges at a time.
-
-    When it was wrapped before it may have had other parameters, such as frozen ones. Of other models, the parameters
-    that they have, too, are exchanged by each, from memory of its own.
-    """
-    mine = {entry.param: entry for entry in entries}
-    for sync in _synchronizers():
-        common = [entry for entry in sync.entries if entry.param in mine and entry is not mine[entry.param]]
-        again = common and sync.module() is _plain(module)
-        if again or len(common) == len(sync.entries) == len(entries):
-            if not sync.retired:
-                sync.retire()
-            continue
-        for other in common:
-            other.share()
-            mine[other.param].share()
-
-
-def _is_synced(param: nn.Parameter) -> bool:
-    """Whether some wrapped model exchanges the parameter's gradients."""
-    return any(entry.param is param for sync in _synchronizers() for entry in sync.entries)
-
-
-def _synchronizers() -> list[Synchronizer]:
-    """Of all models that are trained in this process's jobs."""
-    return [one for here in memberships() for one in here.in_flight if isinstance(one, Synchronizer)]
-
-
-def _agree_on_shared(entries: list[SyncedParameter], control: Control) -> None:
-    """Collective: a model that the program has dropped lives on until Python's garbage collector finds it, which it may
-    have done on one rank and not on another; what some rank shares all do."""
-    if control.sum([sum(entry.shared for entry in entries)])[0]:
-        for entry, ranks in zip(entries, control.sum([int(entry.shared) for entry in entries]), strict=True):
-            if ranks and not entry.shared:
-                entry.share()
 
 
 def _check_entries(entries: list[SyncedParameter]) -> None:
