@@ -108,7 +108,10 @@ def assert_nested(events: list[dict[str, Any]]) -> None:
         ends.append(event["ts"] + event["dur"])
 
 
-@pytest.mark.parametrize("method", ["poseidon", "ddp"])
+slow = pytest.mark.skipif("SLOW_EXAMPLES" not in os.environ, reason="takes long: SLOW_EXAMPLES=1")
+
+
+@pytest.mark.parametrize("method", ["poseidon", pytest.param("ddp", marks=slow)])
 def test_demo_leaves_a_report_and_a_trace(method: str, tmp_path: Path) -> None:
     options = ["--dataset", "digits", "--epochs", "1", "--workers", "2", "--output", str(tmp_path)]
     command = [sys.executable, str(EXAMPLES / "demo.py"), *options, *(["--ddp"] if method == "ddp" else [])]
