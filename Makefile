@@ -7,7 +7,7 @@ SOURCES := $(shell find src include -name '*.cc' -o -name '*.h' -o -name '*.def'
 comma := ,
 CPP_FILES = $(shell git ls-files 'src/*.cc' 'src/*.h' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc')
 
-.PHONY: demo test test-frameworks test-deploy docs check format cpp-test core-bench sanitize sanitize-part fuzz clean
+.PHONY: demo test test-frameworks test-bench test-deploy docs check format cpp-test core-bench sanitize sanitize-part fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -25,6 +25,10 @@ test-frameworks: $(STAMP)
 	SLOW_EXAMPLES=1 $(BIN)/python -m pytest tests/torch_ddp tests/frameworks tests/python/test_jax.py \
 	  tests/python/test_jax_values.py tests/python/test_tensorflow.py tests/python/test_tensorflow_factors.py \
 	  tests/python/test_help_examples.py tests/python/test_examples.py
+
+# The benchmarks measure what they say, on small inputs: minutes.
+test-bench: $(STAMP)
+	$(BIN)/python -m pytest tests/python/test_bench_*.py
 
 # The service on a booted Debian without a compiler, and as a container. Needs root, debootstrap and buildah; minutes.
 test-deploy: $(STAMP)

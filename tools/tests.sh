@@ -4,7 +4,7 @@
 # Many tests judge times. The Python ones of them run one after the other, and much of that time they wait. Meanwhile, at
 # lower priorities, those Python tests run that judge none, in two lanes, and the C++ tests are compiled, which then run
 # at once: most of them wait in virtual time. What others have written, tests/torch_ddp and tests/frameworks, has a
-# command of its own, make test-frameworks.
+# command of its own, make test-frameworks. So have the tests of the benchmarks, make test-bench.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 # Where it is set, each of the many processes that tests start would compile what it imports of this tree.
@@ -14,9 +14,6 @@ unset PYTHONDONTWRITEBYTECODE
 # and this order makes both about as long.
 judge_no_times=(
   tests/python/test_bare_systems.py
-  tests/python/test_bench_{accuracy,bound,paper,planner}.py
-  tests/python/test_bench_scripts.py
-  tests/python/test_bench_train.py
   tests/python/test_checkpoints.py
   tests/python/test_cpp_library.py
   tests/python/test_examples.py
@@ -66,7 +63,8 @@ done
 trap 'kill "${others[@]}" 2>/dev/null; rm -rf "$outputs"' EXIT
 
 failed=0
-run_pytest "$@" tests/python tests/integration "${judge_no_times[@]/#/--ignore=}" || failed=1
+run_pytest "$@" tests/python tests/integration "${judge_no_times[@]/#/--ignore=}" \
+  --ignore-glob='*/test_bench_*.py' || failed=1
 for other in "${others[@]}"; do wait "$other" || failed=1; done
 cat "$outputs"/*
 exit "$failed"
