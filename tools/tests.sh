@@ -49,6 +49,7 @@ run_beside() {
   local lane=$1 files=()
   shift
   renice -n 10 -p "$BASHPID" >/dev/null
+  export TEST_PATIENCE=4
   for ((i = lane; i < ${#judge_no_times[@]}; i += 2)); do files+=("${judge_no_times[i]}"); done
   run_pytest -o cache_dir=".pytest_cache/judge_no_times_$lane" "$@" "${files[@]}"
 }

@@ -260,14 +260,17 @@ def test_workers_run_in_hosts_that_are_gone_afterwards(tmp_path: Path) -> None:
 def test_interrupting_a_run_removes_its_hosts(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text(IN_PROGRAMS + "import os\nprint(os.environ['MASTER_ADDR'], flush=True)\nstay()")
+    errors = tmp_path / "errors"
     process = subprocess.Popen(
         [*POSEIDON, "run", "-n", "2", "--link", "1gbit", str(script)],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=errors.open("w"),
         text=True,
     )
     assert process.stdout is not None
-    network_id, same = (int(process.stdout.readline().split(".")[2]) for _ in range(2))  # both workers are there
+    lines = [process.stdout.readline() for _ in range(2)]  # both workers are there
+    assert all(lines), errors.read_text()
+    network_id, same = (int(line.split(".")[2]) for line in lines)
     assert network_id == same
     assert exists(network_id)
     process.send_signal(signal.SIGINT)

@@ -60,7 +60,7 @@ class _Job:
     def run(self) -> None:
         """Makes all calls. Raises InvalidArgument at the first that is refused."""
         given = self._given
-        options = init_options(given, 0, Path("job"), "127.0.0.1:1" if given.get("servers") else "")
+        options = init_options(given, 0, Path("FOLDER"), "127.0.0.1:1" if given.get("servers") else "")
         options.pop("secret_file", None)
         size = size_of(given)
         self._settings = resolve(**_PLACE, world_size=size, local_world_size=size, **options)

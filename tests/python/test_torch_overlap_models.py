@@ -202,12 +202,12 @@ def beside_a_join(joined_first: bool, more: int) -> str:
 
 @pytest.mark.parametrize("joined_first", [True, False])
 def test_a_model_beside_one_that_is_joined_needs_all_ranks(joined_first: bool) -> None:
-    """The rank that has data is refused at once, and does not wait for the one without."""
+    """The rank that has data is refused at once, and so is the one without."""
     answers = workers.run_fresh(2, beside_a_join, joined_first, 1)
     both = "a step of another model and a rank without data in join()"
     assert answers[1].startswith(f"InvalidArgument: {both} exclude each other: ")
     assert "Join([model, other])" in answers[1]
-    assert answers[0].partition(":")[0] in ("PeerLost", "Aborted"), answers[0]
+    assert answers[0] == answers[1]
     assert all_equal(workers.run_fresh(2, beside_a_join, joined_first, 0))
 
 
