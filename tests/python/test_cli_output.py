@@ -137,14 +137,12 @@ def test_a_reader_that_comes_late_gets_everything(tmp_path: Path) -> None:
 FAILING = """
 import os
 import pty
-import torch
-import poseidon.torch as poseidon
-torch.set_num_threads(1)
-poseidon.init(flight_record="off")
-poseidon.barrier()
+import poseidon
+exchange = poseidon.connect(flight_record="off")
+exchange.barrier()
 if os.environ["RANK"] == "1":
     raise ValueError("the data of rank one is broken")
-poseidon.barrier()
+exchange.barrier()
 """
 
 
