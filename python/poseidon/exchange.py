@@ -50,10 +50,10 @@ def connect(**options: Any) -> Exchange:
     beats the environment. Blocks until all ranks have come, up to `timeout`. With one worker and no
     `servers` everything stays in this process. Raises a PoseidonError that says who or what is missing.
     """
+    _exchanges.watch()
     settings = resolve(**options)
     refuse_without_srun(settings.sources, os.environ)
     Features.of(settings, "exchange")
-    _exchanges.watch()
     client = Client.connect(settings.core(), None if settings.world_size == 1 else shared_store(settings))
     settle_chunk_bytes(client, settings)
     tell_notices(client)
@@ -346,6 +346,7 @@ class Exchange:
         The core keeps the arrays as long as it reads or writes them.
         """
         self._check_process()  # before the lock, which may have been held when the child was forked
+        _exchanges.note_thread()
         with self._lock:
             self._check_open()
             for key, _ in jobs:
@@ -378,7 +379,7 @@ class _Exchanges(FailureWatch):
             one._tell(error)
 
     def trains(self, thread: int) -> bool:
-        return False  # all that is known is which threads have connected
+        return False  # all of them are noted
 
     def end(self) -> None:
         for one in self._open():

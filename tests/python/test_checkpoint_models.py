@@ -19,8 +19,17 @@ from torch_cases import all_equal, parameters_digest
 from waiting import wait_until
 
 _core = pytest.importorskip("poseidon._core", reason="the compiled core is not built")
-DRAWS = ["AB A AB A AB A A", "AAB AAB AAB AAB", "AAA BBBB AAA BB", "AB AB AB AB", "BA A A A BA A A"]
-"""Iterations of programs that train two models: which model steps, in which order."""
+DRAWS = [
+    "AB A AB A AB A A",
+    "AAB AAB AAB AAB",
+    "AAA BBBB AAA BB",
+    "AB AB AB AB",
+    "BA A A A BA A A",
+    "AJ AJJ J AAJ",
+    "AK BBJ K AB J",
+]
+"""Iterations of programs that train two models: which model steps, in which order. J and K: both get their gradients
+from one backward pass, which comes to B first or to A."""
 
 
 class Trainer:
@@ -34,9 +43,12 @@ class Trainer:
         self.optimizer = torch_poseidon.DistributedOptimizer(inner, self.model, update="server", **options)
         self.draws = torch.Generator().manual_seed(seed + torch_poseidon.rank())
 
-    def step(self) -> None:
+    def loss(self) -> torch.Tensor:
         self.optimizer.zero_grad()
-        self.model(torch.randn(4, 8, generator=self.draws)).square().mean().backward()
+        return self.model(torch.randn(4, 8, generator=self.draws)).square().mean()
+
+    def step(self) -> None:
+        self.loss().backward()
         self.optimizer.step()
 
     def digest(self) -> str:
@@ -48,8 +60,11 @@ def trained(program: str) -> list[list[str]]:
     """The digests of both models at every moment between two steps."""
     both = {name: Trainer(seed) for seed, name in enumerate("AB")}
     moments = [[one.digest() for one in both.values()]]
-    for name in program.replace(" ", ""):
-        both[name].step()
+    for names in program.replace(" ", ""):
+        steppers = [both[name] for name in {"J": "AB", "K": "BA"}.get(names, names)]
+        torch.stack([one.loss() for one in steppers]).sum().backward()
+        for one in steppers:
+            one.optimizer.step()
         moments.append([one.digest() for one in both.values()])
     return moments
 

@@ -6,6 +6,7 @@ import abc
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from multiprocessing.util import Finalize
 from types import TracebackType
@@ -22,7 +23,8 @@ class FailureWatch(abc.ABC):
     def __init__(self) -> None:
         self._id = 0  # of the process that joined: a forked child inherits this, but not its threads
         self._watches = False
-        self._joining: set[int] = set()  # threads that have joined a job
+        # The numbers of threads that have ended are given to others.
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     @abc.abstractmethod
     def failures(self) -> Sequence[PoseidonError]:
@@ -47,7 +49,7 @@ class FailureWatch(abc.ABC):
         launcher does not.
         """
         self._id = os.getpid()
-        self._joining.add(threading.get_ident())
+        self.note_thread()
         if self._watches:
             return
         self._watches = True
@@ -64,14 +66,19 @@ class FailureWatch(abc.ABC):
 
         threading.excepthook = thread_hook
 
+    def note_thread(self) -> None:
+        """An unhandled exception of this thread fails the job."""
+        self._threads.add(threading.current_thread())
+
     def note(self, error: BaseException) -> None:
         """Notes for the launcher that this process fails with `error`. Call it before any other process is told."""
         if not isinstance(error, SystemExit):
             leave_mark(error)
 
     def _takes_part(self, thread: threading.Thread | None) -> bool:
-        number = None if thread is None else thread.ident
-        return number is not None and (number in self._joining or self.trains(number))
+        if thread is None:
+            return False
+        return thread in self._threads or (thread.ident is not None and self.trains(thread.ident))
 
     def _leave_at_exit(self) -> None:
         for failure in self.failures():  # whoever has caught it may end with a status of its own

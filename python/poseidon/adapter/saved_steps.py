@@ -2,7 +2,8 @@
 
 A server saves each layer as it was after the layer's own step of the version's number. Layers of models that step at
 different rates would be saved at different moments. So before a layer makes step n + 1, all others have made step n:
-those that have not take part in it with nothing, on all ranks, which changes no value.
+those that have not take part in it with nothing, on all ranks, which changes no value. Models that get their gradients
+from the same backward pass have made the same number of steps before.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ class Settles(Protocol):
 
     def settle(self) -> None:
         """Waits until nothing is."""
+
+    def expected(self) -> Sequence[int]:
+        """Its layers on servers, if the backward pass that runs now may be one of their steps and has not begun it."""
 
 
 class SavedSteps:
@@ -59,7 +63,8 @@ class SavedSteps:
 
     def begin(self, layers: Sequence[int]) -> None:
         """These layers begin a step. Collective if others are behind."""
-        reached = max((self._counts[layer] for layer in layers), default=0)
+        level = [*layers, *(layer for model in list(self._in_flight) for layer in model.expected())]
+        reached = max((self._counts[layer] for layer in level), default=0)
         behind = [layer for layer, count in self._counts.items() if count < reached]
         if behind:
             for model in list(self._in_flight):

@@ -127,6 +127,12 @@ class Synchronizer:
         """Waits until all gradients are in place, and updates that are due are made."""
         self.flights.settle()
 
+    def expected(self) -> list[int]:
+        """The layers on servers whose step a backward pass may yet begin, since a forward pass waits for one."""
+        if not self.passes.awaits_exchange or self.runs.current is not None:
+            return []
+        return [entry.layer for entry in self.entries if entry.on_servers]
+
     # Hooks, in the order in which a parameter meets them.
 
     @property

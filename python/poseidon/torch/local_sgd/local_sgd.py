@@ -96,7 +96,6 @@ class LocalSGD(OptimizerWrapper):
         self._buffers = ModelBuffers(model, ())
         self._weight = Weight()
         self._weights_given = 0  # since the last averaging
-        self._weighed_at = 0  # steps since then, at the last call
         self._found = collect_parameters(model, "ps", wire, settings, ())
         _check_parameters(model, optimizer, self._found)
         rounds = settings.parameter_wire != "fp32" or any(entry.asked.wire != "fp32" for entry in self._found)
@@ -125,8 +124,7 @@ class LocalSGD(OptimizerWrapper):
         self._step_supports_amp_scaling = True  # so that a GradScaler calls step() also to skip it
         self.share_hooks(*STATE_HOOKS)
         # The program, and not its model, keeps this.
-        noting = weakref.WeakMethod(self._note_model_load)
-        model.register_load_state_dict_post_hook(lambda *_: note() if (note := noting()) is not None else None)
+        model.register_load_state_dict_post_hook(_LoadNote(self))
         note_averages(self)
         if not here.recovers:
             self.connect()
@@ -230,11 +228,11 @@ class LocalSGD(OptimizerWrapper):
 
         Then averagings take the mean over rows, Σ(w·θ)/Σw, and not over the ranks. Collective: all ranks call it
         between the same two averagings. With Recovery, call it in the attempts in which `steps_alone` is 0. Raises
-        InvalidArgument for a negative weight, before Recovery, and for another weight after a step to which one was
-        given since the last averaging.
+        InvalidArgument for a negative weight, before Recovery, and for another weight than was given since the last
+        averaging.
         """
         self.features.add("set_weight")
-        if self._weights_given and self._weighed_at < self.steps_alone and weight != self._weight.rows:
+        if self._weights_given and weight != self._weight.rows:
             self._weight.refuse(
                 f"the weight of this rank is {self._weight.rows} since the last averaging, and would become {weight} "
                 "in the middle of the steps to the next one, for which one weight counts: call set_weight once, with "
@@ -242,7 +240,6 @@ class LocalSGD(OptimizerWrapper):
             )
         self._weight.set(weight, self._context)
         self._weights_given += 1
-        self._weighed_at = self.steps_alone
 
     def average(self) -> None:
         """Averages now, at the end of training or of an epoch, and begins to count to `every` again.
@@ -334,7 +331,8 @@ class LocalSGD(OptimizerWrapper):
         self.steps_alone = self._steps_apart = self._model_loads = self._weights_given = 0
         self._model_is_new = False
 
-    def _note_model_load(self) -> None:
+    def note_model_load(self) -> None:
+        """The model's load_state_dict() has been called."""
         self._model_loads += 1
         self._model_is_new = True
 
@@ -421,6 +419,31 @@ class LocalSGD(OptimizerWrapper):
 
     def __repr__(self) -> str:
         return f"LocalSGD({self._plan}, outer {self._outer}, {self._inner!r})"
+
+
+class _LoadNote:
+    """A hook of the model's load_state_dict() that tells the optimizer, which it does not keep.
+
+    A copy of the model, such as one for evaluation or in a file, tells nobody.
+    """
+
+    def __init__(self, optimizer: LocalSGD | None = None) -> None:
+        self._told: Callable[[], LocalSGD | None] = _nobody if optimizer is None else weakref.ref(optimizer)
+
+    def __call__(self, *_: Any) -> None:
+        optimizer = self._told()
+        if optimizer is not None:
+            optimizer.note_model_load()
+
+    def __deepcopy__(self, _: Any) -> _LoadNote:
+        return _LoadNote()
+
+    def __reduce__(self) -> tuple[type[_LoadNote], tuple[()]]:
+        return _LoadNote, ()
+
+
+def _nobody() -> None:
+    """There is no optimizer."""
 
 
 def _check_arguments(model: nn.Module, optimizer: Optimizer, every: int, outer: OuterNesterov | None) -> None:

@@ -6,7 +6,7 @@ torch's class does not check this: a parameter that is unfrozen, added or replac
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import attrgetter, is_
 from typing import Any, NoReturn
 
@@ -20,6 +20,7 @@ from poseidon.torch.tensors.watched import own_table, without_torch_function
 
 _kind_of = attrgetter("dtype", "device", "shape")
 _tensor_of: Callable[[Any], int] = attrgetter("_cdata")  # where torch keeps what a Python object stands for
+_INSIDE = "module."  # with which the names of the module's parameters begin in the wrapper
 _AGAIN = "make the change before wrapping, or wrap the module again, on all ranks"
 
 
@@ -27,7 +28,8 @@ class ChangeWatch:
     """A wrapper, and the module in it, as they were in the beginning. A look takes about 0.2 µs for each parameter and
     module.
 
-    `is_synced` says whether another model exchanges the gradients of a parameter.
+    `is_synced` says whether another model exchanges the gradients of a parameter. Only an attribute of the wrapper may
+    have such ones, since this model's forward pass would use them past their own wrapper.
     """
 
     def __init__(
@@ -42,13 +44,15 @@ class ChangeWatch:
         self._is_synced = is_synced
         self._ignored_names = ignored
         # Their names are others in a module that torch.compile has made of this one.
-        self._ignored = {param for name, param in self._parameters() if name in ignored}
+        self._ignored = {param for name, param in self._parameters() if name.removeprefix(_INSIDE) in ignored}
+        self._module = wrapper.get_submodule("module")
         kinds: dict[Any, Any] = {}  # few: thousands of equal ones would give Python's garbage collector work
         self._synced = {
             entry.param: kinds.setdefault(kind, kind) for entry in entries for kind in [_kind_of(entry.param)]
         }
         self._kinds = list(self._synced.values())
         self._tensors = list(map(_tensor_of, self._synced))
+        self._looks = 0
         self._remember()
 
     def _remember(self) -> None:
@@ -76,10 +80,10 @@ class ChangeWatch:
         wrapper = self._wrapper()
         for name, param in () if wrapper is None else wrapper.named_parameters():
             if isinstance(param, nn.Parameter) and param.numel() > 0:
-                yield name.removeprefix("module."), param
+                yield name, param
 
     def _is_ignored(self, name: str, param: nn.Parameter) -> bool:
-        return name in self._ignored_names or param in self._ignored
+        return name.removeprefix(_INSIDE) in self._ignored_names or param in self._ignored
 
     def check(self) -> None:
         """InvalidArgument naming a parameter that would be trained without the other ranks."""
@@ -101,7 +105,22 @@ class ChangeWatch:
                 )
             if self._tensors != list(map(_tensor_of, self._synced)):
                 self._refuse_swapped()
+            if (
+                self._entries
+            ):  # one of them, by turns: it takes longer, and what is converted is the whole model or part
+                self.check_heard([self._entries[self._looks % len(self._entries)]])
+                self._looks += 1
             self._check_stored()
+
+    def check_heard(self, entries: Iterable[SyncedParameter]) -> None:
+        """InvalidArgument if a backward pass would tell nobody of the gradient of one of these."""
+        for entry in entries:
+            if not entry.is_heard():
+                raise InvalidArgument(
+                    f"parameter {self._name_of(entry.param)} has lost its gradient hooks, because it was converted to "
+                    "another dtype or device and back after the module was wrapped, so that each rank would train it "
+                    f"alone: convert a copy (copy.deepcopy(model.module)), or {_AGAIN}"
+                )
 
     def _check_stored(self) -> None:
         """The servers update each parameter on its own. InvalidArgument if two have come to lie in the same memory."""
@@ -116,10 +135,26 @@ class ChangeWatch:
     def _check_new(self) -> None:
         for name, param in self._parameters():
             known = param in self._synced or param in self._frozen or self._is_ignored(name, param)
-            if not known and param.requires_grad and not self._is_synced(param):
+            elsewhere = not name.startswith(_INSIDE) and self._is_synced(param)
+            if not known and param.requires_grad and not elsewhere:
                 raise InvalidArgument(
-                    f"parameter {name} was put into the model after it was wrapped, so that each rank would train it "
-                    f"alone: {_AGAIN}"
+                    f"parameter {name.removeprefix(_INSIDE)} was put into the model after it was wrapped, so that each "
+                    f"rank would train it alone: {_AGAIN}; or call requires_grad_(False) if nobody trains it, as an "
+                    "average of the model"
+                )
+        self._check_replaced()
+
+    def _check_replaced(self) -> None:
+        """The buffers that ranks share are those of the module of the beginning."""
+        wrapper = self._wrapper()
+        if wrapper is None or (module := wrapper.get_submodule("module")) is self._module:
+            return
+        known = set(map(id, self._module.buffers()))
+        for name, buffer in module.named_buffers():
+            if id(buffer) not in known:
+                raise InvalidArgument(
+                    f"the module in the wrapper was replaced by another one, whose buffer {name} would differ from "
+                    f"rank to rank: {_AGAIN}"
                 )
 
     def _refuse_swapped(self) -> NoReturn:
@@ -135,7 +170,8 @@ class ChangeWatch:
         )
 
     def _name_of(self, wanted: torch.Tensor) -> str:
-        return next((name for name, param in self._parameters() if param is wanted), "no longer its own")
+        names = (name for name, param in self._parameters() if param is wanted)
+        return next(names, "no longer its own").removeprefix(_INSIDE)
 
 
 def _holds(table: dict, held: list) -> bool:  # type: ignore[type-arg]

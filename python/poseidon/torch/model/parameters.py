@@ -118,6 +118,13 @@ class SyncedParameter(SyncedLayer):
         if self.shared or self.stored is not None or self.updater is not None:
             self.hear_before()
 
+    def is_heard(self) -> bool:
+        """Whether a backward pass tells its listener of the gradient, if it ever has one.
+
+        A tensor whose dtype or device changes, even for a moment, gets another node, and none of the hooks.
+        """
+        return self._node is None or accumulating_nodes([self.param])[0] is self._node
+
     @property
     def hears_before(self) -> bool:
         """Whether its listener hears of gradients before they are accumulated."""

@@ -97,7 +97,7 @@ def plain(module: nn.Module) -> nn.Module:
 
 def is_synced(param: nn.Parameter) -> bool:
     """Whether some wrapped model exchanges the parameter's gradients."""
-    return any(entry.param is param for sync in _synchronizers() for entry in sync.entries)
+    return any(entry.param is param for sync in _synchronizers() if not sync.retired for entry in sync.entries)
 
 
 def _forget_dropped(entries: list[SyncedParameter]) -> None:

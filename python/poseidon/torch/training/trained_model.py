@@ -72,6 +72,7 @@ class TrainedModel:
         self.step_count = 0  # synchronizing backward passes so far
         self.same_graph = True  # whether all of them reached the same parameters
         self._first_reached: Collection[SyncedParameter] | None = None  # by the first of them
+        self._last_reached: frozenset[SyncedParameter] = frozenset()  # by the one that came last
         self._ignored = frozenset(ignored)
         self._sends_buffers = sends_buffers
         self.entries = collect_parameters(module, scheme, wire, here.settings, self._ignored, lossy)
@@ -124,6 +125,10 @@ class TrainedModel:
         reached = run.ready_ns.keys()
         self._first_reached = reached if self._first_reached is None else self._first_reached
         self.same_graph = self.same_graph and reached == self._first_reached
+        if reached != self._last_reached:
+            lost = self._last_reached - reached
+            self._changes.check_heard(entry for entry in self.entries if entry in lost)  # in the order of all ranks
+            self._last_reached = frozenset(reached)
         self.recorder.step_finished(run, self.context.client)
         if self._run_recorder is not None and self.sync is not None:
             self._run_recorder.step_finished(run, self.context, self.plan, self.sync.layers.choices.rates)
