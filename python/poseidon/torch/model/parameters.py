@@ -123,7 +123,9 @@ class SyncedParameter(SyncedLayer):
 
         A tensor whose dtype or device changes, even for a moment, gets another node, and none of the hooks.
         """
-        return self._node is None or accumulating_nodes([self.param])[0] is self._node
+        if self._node is None or not self.param.requires_grad:  # which may be frozen for a while
+            return True
+        return accumulating_nodes([self.param])[0] is self._node
 
     @property
     def hears_before(self) -> bool:
