@@ -97,6 +97,24 @@ def test_models_that_step_at_different_rates_go_on_from_one_moment(tmp_path: Pat
     assert digests in moments[0][1:]
 
 
+def resumed_in_part() -> str:
+    Trainer(7, resume=True)
+    try:
+        Trainer(8)
+    except Mismatch as error:
+        return str(error)
+    return ""
+
+
+def test_one_model_alone_is_not_resumed(tmp_path: Path) -> None:
+    options = {"checkpoint_dir": str(tmp_path), "checkpoint_every": 1, "job": "part"}
+    workers.run(2, trained, "AB AB AB", **options)
+    wait_until(lambda: bool(complete_versions(tmp_path)), lambda: "no version is complete")
+    answers = workers.run(3, resumed_in_part, **options)
+    assert all_equal(answers)
+    assert "pass resume=True to all of them" in answers[0]
+
+
 def later_model() -> None:
     Trainer(0).step()
     with pytest.raises(InvalidArgument, match="before the first step, or leave checkpoint_dir out"):

@@ -53,11 +53,12 @@ class SavedSteps:
             self._places[layer] = place
 
     def resumed(self, version: int) -> None:
-        """Some layers have gone on from this version; 0: there is none. Raises Mismatch if others did from another."""
+        """Some layers have gone on from this version; 0: they have begun. Raises Mismatch if others did otherwise."""
         if self.version is not None and self.version != version:
             raise Mismatch(
                 f"one DistributedOptimizer went on from version {self.version} in checkpoint_dir and another one from "
-                f"version {version}, because a file was damaged or came late: start all workers again"
+                f"version {version} (0: from none): pass resume=True to all of them, and if you did, start all workers "
+                "again, because a file was damaged or came late"
             )
         self.version = version
 

@@ -147,11 +147,11 @@ class DistributedOptimizer(OptimizerWrapper):
         self.server.connect(here.present_client, here.present_control, has_values=not new)
         if resume:
             self.resumed_version = self.server.resume(self.state)
-            if here.saved is not None:
-                here.saved.resumed(self.resumed_version)
             self.state.clear()
         else:
             self._hand_over_state()
+        if (new or resume) and here.saved is not None:
+            here.saved.resumed(self.resumed_version)
 
     def _saving(self, resume: bool) -> str:
         """What the ranks must have alike for versions to be whole. They may call the directory by different names."""
