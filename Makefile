@@ -7,7 +7,8 @@ SOURCES := $(shell find src include -name '*.cc' -o -name '*.h' -o -name '*.def'
 comma := ,
 CPP_FILES = $(shell git ls-files 'src/*.cc' 'src/*.h' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc')
 
-.PHONY: demo test test-frameworks test-bench test-deploy docs check format cpp-test core-bench sanitize sanitize-part fuzz clean
+.PHONY: demo test test-frameworks test-bench test-deploy docs check format cpp-test core-bench sanitize sanitize-part \
+  fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py

@@ -129,7 +129,7 @@ Status Steps::set_rule(std::uint32_t layer, const UpdateRule& rule, bool compare
   const std::lock_guard lock(mutex_);
   if (layer >= layers_.size()) return no_layer(layer);
   if (Status status = check_rule(*layers_[layer]->layer, rule); !status.ok()) return status;
-  // Where machines or racks push, they have added up their workers' gradients, and those of the first push for rank 0.
+  // Machines or racks that push have added up their workers' gradients. The first of them pushes for rank 0.
   const Cluster& cluster = plan_base_.cluster;
   const auto& hosts = cluster.racks.empty() ? cluster.hosts : cluster.racks;
   FeatureSet features(options_);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -130,11 +130,12 @@ class ModelJoins(Wrapper):
         return self.process_group
 
 
-def _begin(trained: TrainedModel, divides_by_initial: bool, throws: bool, call_idle: Any = None) -> JoinedTraining:
+def _begin(
+    trained: TrainedModel, divides_by_initial: bool, throws: bool, call_idle: Callable[[], None] = lambda: None
+) -> JoinedTraining:
     trained.features.add("join")
     here = trained.context
-    more = {} if call_idle is None else {"call_idle": call_idle}
-    joined = trained.join = JoinedTraining(trained, here.present_control, divides_by_initial, throws, **more)
+    joined = trained.join = JoinedTraining(trained, here.present_control, divides_by_initial, throws, call_idle)
     if here.joined is None:
         here.joined = joined
     return joined
