@@ -82,7 +82,10 @@ Status ClientImpl::link(Endpoints endpoints, const std::function<bool()>& keep_w
   // In a large job this rank is not connected to all others, so they may still need the store that ends when rank 0 has
   // linked.
   const bool knows_all = static_cast<std::size_t>(options_.world_size) <= kFullMesh;
-  return knows_all ? Status() : check_plans(added.value().plan, keep_waiting);
+  if (!knows_all) return check_plans(added.value().plan, keep_waiting);
+  // Others may still connect. A rank that leaves now waits for their parts of this (finish_contributions).
+  linked_.resize(static_cast<std::size_t>(options_.world_size));
+  return start(kCheckLayer, std::as_writable_bytes(std::span(linked_)), 1, kNotFactorable);
 }
 
 Status ClientImpl::wait_linked(const std::function<bool()>& keep_waiting) {
@@ -117,6 +120,7 @@ Result<std::size_t> ClientImpl::choose_chunk_bytes(std::size_t known, const std:
 }
 
 Status ClientImpl::check_plans(const Plan& plan, const std::function<bool()>& keep_waiting) {
+  if (Status status = wait(kCheckLayer, keep_waiting); !status.ok()) return status;
   std::vector<std::uint64_t> digests(static_cast<std::size_t>(options_.world_size), 0);
   const std::uint64_t mine = digest(plan);
   digests[static_cast<std::size_t>(options_.rank)] = mine;

@@ -186,7 +186,8 @@ class ClientImpl final : public Client, private Receiver {
   bool leaving_ = false;  // nothing starts here any more
   bool closing_ = false;
 
-  bool shut_down_ = false;  // only the owner's thread uses it
+  bool shut_down_ = false;             // only the owner's thread uses it
+  std::vector<std::uint64_t> linked_;  // what the exchange moves that ends when all ranks have linked
 };
 
 }  // namespace poseidon

@@ -328,8 +328,7 @@ TEST(Connect, ARankThatMeetsAndThenSaysNothingIsNamed) {
   const auto all = cluster_options(2, milliseconds(700));
   const auto silent_port = free_port();
   const FileDescriptor silent(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const sockaddr_in address = loopback(silent_port);
-  ASSERT_EQ(::bind(silent.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
+  ASSERT_TRUE(bind_reserved(silent.get(), silent_port));
   ASSERT_EQ(::listen(silent.get(), 1), 0);
   const std::string where = "127.0.0.1:" + std::to_string(silent_port);
   run_ranks(2, [&](int rank) {

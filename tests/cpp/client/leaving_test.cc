@@ -1,6 +1,7 @@
 // Ranks that leave, the ranks that stay, and connections that do not identify themselves.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -51,6 +52,39 @@ TEST(Goodbye, OfARankEndsAStepThatWaitsForItOnAnothersShard) {
     });
     EXPECT_LT(Clock::now() - begun, milliseconds(2000)) << "rank " << leaver;
   }
+}
+
+/// A store whose roster comes late: when the rank that wrote it has left, and otherwise after a while.
+class LateRoster final : public Store {
+ public:
+  LateRoster(std::shared_ptr<Store> store, const Options& options, const std::atomic<bool>& has_left)
+      : store_(std::move(store)), roster_(roster_key(options.job)), has_left_(has_left) {}
+
+  Status set(const std::string& key, const std::string& value) override { return store_->set(key, value); }
+  Result<std::string> get(const std::string& key, milliseconds timeout) override {
+    for (int look = 0; key == roster_ && look < 10 && !has_left_; ++look) pause_for(milliseconds(5));
+    return store_->get(key, timeout);
+  }
+
+ private:
+  const std::shared_ptr<Store> store_;
+  const std::string roster_;
+  const std::atomic<bool>& has_left_;
+};
+
+TEST(Goodbye, OfARankThatLeavesAtOnceWaitsForThoseThatStillConnect) {
+  const auto all = cluster_options(2);
+  MemoryStore store;
+  std::atomic<bool> has_left = false;
+  run_ranks(2, [&](int rank) {
+    const Options& options = all[static_cast<std::size_t>(rank)];
+    std::shared_ptr<Store> mine = store.open();
+    if (rank == 1) mine = std::make_shared<LateRoster>(std::move(mine), options, has_left);
+    const auto client = Client::connect(options, std::move(mine), always);
+    ASSERT_TRUE(client.ok()) << client.status().message();
+    client.value()->shutdown();
+    has_left = true;
+  });
 }
 
 TEST_IN_VIRTUAL_TIME(Goodbye, OfAllAfterTheLastStepIsNoError) {

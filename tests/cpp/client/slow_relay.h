@@ -23,8 +23,7 @@ class SlowRelay {
       : target_port_(target_port), piece_bytes_(bytes_per_second / kTurnsPerSecond) {
     const int small = 32 << 10;  // a small buffer, so that the relay, and not the kernel, holds the waiting data
     ::setsockopt(listener_.get(), SOL_SOCKET, SO_RCVBUF, &small, sizeof small);
-    const sockaddr_in address = loopback(port_);
-    ::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+    EXPECT_TRUE(bind_reserved(listener_.get(), port_));
     ::listen(listener_.get(), 16);
     thread_ = std::thread([this] { run(); });
   }

@@ -7,12 +7,14 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <cstdlib>
+#include <deque>
 #include <memory>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/file_descriptor.h"
@@ -31,16 +33,37 @@ inline sockaddr_in loopback(std::uint16_t port) {
   return address;
 }
 
-/// Returns a port that nobody listens on. It is outside the range that the kernel uses for outgoing connections.
+/// Others may bind the socket's port, too, as long as nobody listens on it.
+inline void reuse_address(int socket) {
+  const int on = 1;
+  ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+}
+
+/// Binds the socket to a port of `free_port` on loopback. Returns whether it could.
+inline bool bind_reserved(int socket, std::uint16_t port) {
+  reuse_address(socket);
+  const sockaddr_in address = loopback(port);
+  return ::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
+}
+
+/// Returns a port that nobody listens on. It is outside the range that the kernel uses for outgoing connections. No
+/// other process that asks in this way gets it before this one has asked for many more.
 inline std::uint16_t free_port() {
-  static std::atomic<unsigned> next{static_cast<unsigned>(::getpid()) * 61};
+  constexpr std::size_t kReserved = 64;
+  static std::mutex mutex;
+  static std::deque<FileDescriptor> reserved;
+  static unsigned next = static_cast<unsigned>(::getpid()) * 61;
+  const std::lock_guard lock(mutex);
   for (;;) {
     const auto port = static_cast<std::uint16_t>(20'000 + next++ % 12'000);
-    const FileDescriptor probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    const int on = 1;
-    ::setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+    FileDescriptor probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const sockaddr_in address = loopback(port);
-    if (::bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0) return port;
+    if (::bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) continue;
+    // While it stays bound, only who reuses addresses can bind the port.
+    reuse_address(probe.get());
+    reserved.push_back(std::move(probe));
+    if (reserved.size() > kReserved) reserved.pop_front();
+    return port;
   }
 }
 
