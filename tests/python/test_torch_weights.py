@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -228,6 +229,40 @@ def test_one_weight_counts_for_all_backward_passes_of_a_step(overlapped: bool, u
     assert all_equal(workers.run(2, accumulated, overlapped, update))
 
 
+class Boxed:
+    """An output in which nobody but the program finds the tensor."""
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = value
+
+
+class InABox(torch.nn.Sequential):
+    def forward(self, input: torch.Tensor) -> Any:
+        return Boxed(super().forward(input))
+
+
+def boxed(weights: tuple[int, int], between: bool) -> None:
+    """Two forward passes, with a backward pass between them or one for both."""
+    model = poseidon.DistributedDataParallel(InABox(torch.nn.Linear(48, 4)))
+    for step in range(2):
+        model.set_weight(weights[0])
+        loss = model(mlp_batch(step, 4)[0]).value.sum()
+        if between:
+            loss.backward()
+            model.zero_grad()
+        with torch.no_grad():
+            model(mlp_batch(step, 4)[0])
+        model.set_weight(weights[1])
+        loss = model(mlp_batch(step, 4)[0]).value.sum() + (0 if between else loss)
+        loss.backward()
+        model.zero_grad()
+
+
+@pytest.mark.parametrize(("weights", "between"), [((4, 1), True), ((4, 4), False)])
+def test_outputs_that_cannot_be_seen_may_be_weighted(weights: tuple[int, int], between: bool) -> None:
+    workers.run(2, boxed, weights, between)
+
+
 def refused_on_one_rank(kind: str) -> str:
     poseidon.init(timeout=10)
     model = poseidon.DistributedDataParallel(mlp())
@@ -245,6 +280,8 @@ def refused_on_one_rank(kind: str) -> str:
             F.mse_loss(model.module(mlp_batch(0, 4)[0]), mlp_batch(0, 4)[1]).backward()
             model.set_weight(other)
             backward(model, 1, 4)
+        elif kind == "in a box":
+            boxed((4, other), between=False)
         else:
             model.set_weight(4)
             first = model(mlp_batch(0, 4)[0]).sum()
@@ -256,7 +293,7 @@ def refused_on_one_rank(kind: str) -> str:
     return "trained"
 
 
-@pytest.mark.parametrize("kind", ["no_sync", "past the wrapper", "one backward", "in turn"])
+@pytest.mark.parametrize("kind", ["no_sync", "past the wrapper", "one backward", "in turn", "in a box"])
 def test_two_weights_in_one_exchange_are_refused_and_no_rank_hangs(kind: str) -> None:
     first, second = workers.run_fresh(2, refused_on_one_rank, kind)
     assert second.startswith("InvalidArgument")

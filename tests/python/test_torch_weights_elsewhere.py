@@ -251,8 +251,6 @@ def two_weights_for_one_averaging() -> list[str]:
     rank = poseidon.rank()
     try:
         for step in range(4):
-            if step == 0:
-                optimizer.set_weight(9)  # for which 3 is given before a step
             if step in (0, 2):
                 optimizer.set_weight(3 + step)
             F.mse_loss(model(torch.ones(3, 48)), torch.zeros(3, 4)).backward()

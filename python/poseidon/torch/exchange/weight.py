@@ -125,12 +125,21 @@ class OneWeight:
             for entry in entries:
                 self.check(entry)
 
-    def refuse_passes(self, one: int | None, last: int | None) -> None:
-        """A backward pass has reached a forward pass that was given another weight than the last one."""
+    def refuse_passes(self, one: int | None, last: int | None, reached: bool) -> None:
+        """Gradients of two forward passes that were given these weights are about to meet, or, unless backward has
+        `reached` the first one, may meet: nobody can see in its output which backward pass belongs to it.
+        """
+        if reached:
+            self._weight.refuse(
+                f"backward has reached a forward pass for which this rank's weight was {_shown(one)}, and the forward "
+                f"pass that came last has {_shown(last)}; one weight counts for all gradients of an exchange: "
+                f"{_REMEDY}, or run each forward pass after the backward pass of the one before"
+            )
         self._weight.refuse(
-            f"backward has reached a forward pass for which this rank's weight was {_shown(one)}, and the forward pass "
-            f"that came last has {_shown(last)}; one weight counts for all gradients of an exchange: {_REMEDY}, or run "
-            "each forward pass after the backward pass of the one before"
+            f"two forward passes without a backward pass between them have the weights {_shown(one)} and "
+            f"{_shown(last)}, and the output of the first one has no tensor in it that can be found; one weight counts "
+            f"for all gradients of an exchange: {_REMEDY}; or return tensors in tuples, lists, dicts or dataclasses; "
+            "or, if the pass was no training, run it under torch.no_grad()"
         )
 
     def exchanged(self) -> None:

@@ -35,7 +35,9 @@ class Passes:
         self.began_ns = 0  # the forward pass that began last
         self._synchronizing = True  # that one
         self._rows: int | None = None  # the weight that it was given
-        self.unlike: Callable[[int | None, int | None], None] | None = None  # told of passes with other weights than it
+        self._unseen: tuple[int | None] | None = None  # the weight of a pass whose output has no tensor that is found
+        # Told of a pass with another weight than the last one: both weights, and whether autograd has reached it.
+        self.unlike: Callable[[int | None, int | None, bool], None] = _tell_nobody
         self.began_in: Any = None  # the node of autograd's whose backward has run it; None: it ran outside of all
         self._reached: bool | None = None  # by the backward pass that runs: whether a synchronizing one
         self._demanded = False  # the next backward pass exchanges gradients, whatever it reaches
@@ -56,15 +58,19 @@ class Passes:
     def end(self, output: Any, rows: int | None = None) -> None:
         """The forward pass that began last has returned this. `rows`: the weight that counts for its gradients."""
         self._rows = rows
+        if self._unseen is not None and self._unseen != (rows,):
+            self.unlike(*self._unseen, rows, False)
         reach = partial(_reach, weakref.ref(self), self._synchronizing, rows)
-        for tensor in _find_tensors(output):
-            if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(reach)
+        nodes = [tensor.grad_fn for tensor in _find_tensors(output) if tensor.grad_fn is not None]
+        for node in nodes:
+            node.register_prehook(reach)
+        if not nodes and self.armed:
+            self._unseen = (rows,)
 
     def reach(self, synchronizing: bool, rows: int | None) -> None:
         """The backward pass that runs now is one of a forward pass of this kind, with this weight."""
-        if rows != self._rows and self.unlike is not None:
-            self.unlike(rows, self._rows)
+        if rows != self._rows:
+            self.unlike(rows, self._rows, True)
         if self._reached is None:
             self._task = torch._C._current_graph_task_id()
             over = partial(_over, weakref.ref(self))
@@ -99,13 +105,17 @@ class Passes:
 
     def exchanged(self) -> None:
         """A backward pass that exchanged gradients is over."""
-        self.armed, self._demanded, self.began_in = False, False, None
+        self.armed, self._demanded, self.began_in, self._unseen = False, False, None, None
         self.exchange_count += 1
 
     @property
     def awaits_exchange(self) -> bool:
         """Whether a forward pass waits for a backward pass that is to exchange gradients."""
         return self.armed and self._synchronizing
+
+
+def _tell_nobody(_one: int | None, _last: int | None, _reached: bool) -> None:
+    """Nobody has given a weight."""
 
 
 # What autograd calls. Not closures: one that is new in every step would be made known to torch.compile in every step.
