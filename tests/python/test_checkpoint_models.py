@@ -125,6 +125,24 @@ def test_a_later_model_is_refused(tmp_path: Path) -> None:
     workers.run(2, later_model, checkpoint_dir=str(tmp_path))
 
 
+def apart(program: str) -> str:
+    """Steps of several models where ranks are in different steps."""
+    both = {name: Trainer(seed) for seed, name in enumerate("AB")}
+    try:
+        for name in program:
+            both[name].step()
+    except InvalidArgument as error:
+        return str(error)
+    return ""
+
+
+def test_models_at_different_rates_are_refused_where_ranks_are_in_different_steps(tmp_path: Path) -> None:
+    options = {"checkpoint_dir": str(tmp_path), "checkpoint_every": 1, "job": "two", "stragglers": "drop"}
+    for answer in workers.run(2, apart, "ABABAA", **options):
+        assert "at the same rate" in answer
+    assert workers.run(2, apart, "ABABBA", **{**options, "job": "other"}) == ["", ""]
+
+
 def different_order() -> str:
     """Rank 0 makes two steps of one model where the others make one of each. The error; empty if there is none."""
     torch_poseidon.init(checkpoint_dir=os.environ["DIRECTORY"])
@@ -171,7 +189,7 @@ def test_settings_of_checkpoints_on_one_rank_are_refused(
 
 
 def test_models_go_on_from_one_version() -> None:
-    saved = SavedSteps(Mock(), [])
+    saved = SavedSteps(Mock(), [], True)
     saved.resumed(4)
     saved.resumed(4)
     with pytest.raises(Mismatch, match="from version 4 in checkpoint_dir and another one from version 2"):

@@ -112,6 +112,22 @@ def test_what_takes_all_ranks_is_refused_when_one_has_no_data(kind: str, before:
         assert "and a rank without data in join() exclude each other" in text
 
 
+def after_its_data(kind: str) -> None:
+    joined, other = Trainer(), Beside(kind)
+    with joined.model.join():
+        for number in range(2 + 2 * poseidon.rank()):
+            joined.step(number)
+        for number in range(2 - 2 * poseidon.rank()):
+            other.run(number)
+
+
+@pytest.mark.parametrize("with_torch", [False, True], ids=["alone", "with torch"])
+@pytest.mark.parametrize("kind", ["model", "LocalSGD", "barrier"])
+def test_it_is_refused_of_a_rank_that_has_used_its_data(kind: str, with_torch: bool) -> None:
+    text = refused(2, with_torch, after_its_data, kind)
+    assert text.startswith(TEXTS[kind].replace("\\", "")), text
+
+
 @pytest.mark.parametrize("with_torch", [False, True], ids=["alone", "with torch"])
 @pytest.mark.parametrize("kind", TEXTS)
 def test_it_runs_where_all_ranks_have_data(kind: str, with_torch: bool) -> None:
@@ -141,6 +157,31 @@ def both_joined() -> None:
                 second.step(number)
     for one in (first, second):
         assert all_equal(poseidon.all_gather(int(parameters_digest(one.model)[:8], 16)))
+
+
+def used_again(counts: list[tuple[int, int]], of_model: bool) -> None:
+    """One Join for several epochs, with steps outside of it between them."""
+    first, second = Trainer(), Trainer()
+    join = first.model.join() if of_model else Join([first.model, second.model])
+    for epoch, count in enumerate(counts):
+        with join:
+            for number in range(count[poseidon.rank()]):
+                first.step(number)
+                None if of_model else second.step(number)
+        first.step(100 + epoch)
+        poseidon.barrier()
+    with Join([second.model, first.model]):  # takes the place of the first
+        for number in range(1 + poseidon.rank()):
+            second.step(number)
+            first.step(number)
+    second.step(200)
+    for one in (first, second):
+        assert all_equal(poseidon.all_gather(int(parameters_digest(one.model)[:8], 16)))
+
+
+@pytest.mark.parametrize("of_model", [False, True])
+def test_a_join_may_be_used_again(of_model: bool) -> None:
+    assert refused(2, True, used_again, [(2, 3), (0, 2), (0, 0), (4, 2)], of_model) == ""
 
 
 def test_two_models_in_one_join() -> None:

@@ -43,7 +43,7 @@ class JoinedTraining:
         control: Control,
         divide_by_initial_world_size: bool,
         throw_on_early_termination: bool,
-        call_idle: Callable[[], None] = lambda: None,
+        call_idle: Callable[[], None],
     ) -> None:
         """`call_idle` makes ranks without data, which wait in something else, ask for the flags."""
         self._model = model
@@ -51,6 +51,7 @@ class JoinedTraining:
         self._divide_by_initial = divide_by_initial_world_size
         self._throw = throw_on_early_termination
         self._call_idle = call_idle
+        self.may_be_over = False  # begun by a step that may have been outside
         self._last_active: int | None = None  # a rank that took part in the latest step
 
     def _exchange_flags(self, own: int) -> list[int]:
@@ -67,19 +68,25 @@ class JoinedTraining:
         return flags
 
     def notify_forward(self, synchronizes: bool, sends_buffers: bool) -> int:
-        """Notes that this rank starts a step. Returns the rank whose buffers all ranks take."""
-        self._exchange_flags(_ACTIVE | _SYNCHRONIZES * synchronizes | _SENDS_BUFFERS * sends_buffers)
+        """Notes that this rank starts a step. Returns the rank whose buffers all ranks take.
+
+        Raises InvalidArgument on all ranks if one begins something else, as `notify_other`.
+        """
+        flags = self._exchange_flags(_ACTIVE | _SYNCHRONIZES * synchronizes | _SENDS_BUFFERS * sends_buffers)
+        if any(flag >= _OTHER for flag in flags):
+            _refuse_other(flags)
         assert self._last_active is not None
         return self._last_active
 
     def notify_other(self, what: str) -> None:
         """This rank begins something that takes all ranks and is no step of the joined model: a feature of `_OTHERS`.
 
-        Raises InvalidArgument on all ranks if one has no data.
+        Raises InvalidArgument on all ranks if one has no data, also one that is still inside the join().
         """
         self._call_idle()
-        flags = self._exchange_flags(_ACTIVE | _OTHER * (1 + _OTHERS.index(what)))
-        if not all(flags):
+        kind = 1 + _OTHERS.index(what)
+        flags = self._exchange_flags(_ACTIVE | _OTHER * kind)
+        if any(flag // _OTHER != kind for flag in flags):
             _refuse_other(flags)
 
     def shadow_others(self) -> None:

@@ -51,7 +51,7 @@ class Membership:
         self.is_recorded = False  # some model's steps are (run_record.py)
         self.joined: JoinedTraining | None = None  # that of the first model whose join() is under way
         self.in_flight: weakref.WeakSet[Settles] = weakref.WeakSet()  # of every model that is trained in the job
-        self.saved: SavedSteps | None = None  # with checkpoint_dir, where nothing else keeps steps together
+        self.saved: SavedSteps | None = None  # with checkpoint_dir, but where Recovery keeps steps together
         self._arrays = arrays
         self.recovers = settings.world_size > 1 and settings.on_failure != "abort"
         self._store: Any = None  # with `recovers` one for all generations
@@ -132,8 +132,8 @@ class Membership:
         tell_notices(self.client)
         self.control = Control(self.client, self._arrays)
         self.meter = Meter(self.settings.job, self.client)
-        if self.settings.checkpoint_dir and self.features.keeps(SAME_STEP) and not self.recovers:
-            self.saved = SavedSteps(self.client, self.in_flight)
+        if self.settings.checkpoint_dir and not self.recovers:
+            self.saved = SavedSteps(self.client, self.in_flight, self.features.keeps(SAME_STEP))
         if self._serves_store:
             # Rank 0 has closed its store before this: whoever goes on to dist.init_process_group() finds torch's.
             self.control.barrier()

@@ -3,7 +3,8 @@
 A server saves each layer as it was after the layer's own step of the version's number. Layers of models that step at
 different rates would be saved at different moments. So before a layer makes step n + 1, all others have made step n:
 those that have not take part in it with nothing, on all ranks, which changes no value. Models that get their gradients
-from the same backward pass have made the same number of steps before.
+from the same backward pass have made the same number of steps before. Where ranks are in different steps
+(stragglers="drop"), they cannot: layers that step at different rates are refused.
 """
 
 from __future__ import annotations
@@ -29,10 +30,11 @@ class SavedSteps:
     """The steps of all layers of a job that servers save. Use it from the thread that trains.
 
     All ranks make the same calls. `in_flight` has every model that may have something of these layers in flight.
+    `together`: all ranks are in the same step.
     """
 
-    def __init__(self, client: _core.Client, in_flight: Iterable[Settles]) -> None:
-        self._client = client
+    def __init__(self, client: _core.Client, in_flight: Iterable[Settles], together: bool) -> None:
+        self._client, self._together = client, together
         self._in_flight = in_flight
         self._counts: dict[int, int] = {}  # steps, by layer; also of layers whose model the program has dropped
         self._places: dict[int, Any] = {}  # arrays into which nothing is received
@@ -67,6 +69,13 @@ class SavedSteps:
         level = [*layers, *(layer for model in list(self._in_flight) for layer in model.expected())]
         reached = max((self._counts[layer] for layer in level), default=0)
         behind = [layer for layer, count in self._counts.items() if count < reached]
+        if behind and not self._together:
+            raise InvalidArgument(
+                "with checkpoint_dir, a step of one model with update='server' came before another model had made the "
+                "step of this number; servers save each model after its own steps, and with stragglers='drop' workers "
+                "cannot make up for it together: make the steps of all models at the same rate, or leave "
+                "checkpoint_dir or stragglers out"
+            )
         if behind:
             for model in list(self._in_flight):
                 model.settle()

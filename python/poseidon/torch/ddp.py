@@ -194,6 +194,7 @@ class DistributedDataParallel(ModelCopies, ModelJoins, TorchDistributedDataParal
             synchronizing = torch.is_grad_enabled() and self.require_backward_grad_sync
             if torch.is_grad_enabled():
                 trained.begin_training_pass(synchronizing)
+                self._join_again()
             self._send_buffers(trained, synchronizing)
         if self.device_ids:
             moved, moved_kwargs = self.to_kwargs(inputs, kwargs, self.device_ids[0])

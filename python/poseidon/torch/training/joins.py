@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,16 +19,37 @@ from poseidon.torch.training.trained_model import TrainedModel, Wrapper
 
 
 class ModelJoinHook(JoinHook):
-    """A model's part in torch's `Join`, which knows when ranks run out of data."""
+    """A model's part in torch's `Join`, which knows when ranks run out of data.
+
+    A `Join` may be used again, and says nothing when it is: the first training pass after its end begins it. Steps
+    after the end of one that the program keeps are as in one, as those of torch's class are.
+    """
 
     def __init__(self, model: TrainedModel, divide_by_initial_world_size: bool) -> None:
         self.divides_by_initial = divide_by_initial_world_size
         self.in_other_join = _is_any_join_under_way()
-        self.joined: JoinedTraining | None = None  # when the Join has begun; not if it is disabled, and with one worker
+        self.begin: Callable[[], JoinedTraining] | None = None  # not if the Join is disabled, and with one worker
+        self.joined: JoinedTraining | None = None  # while the Join is under way
+        self.was_used = False
         self._model = model
+
+    def start(self) -> None:
+        """Begins, unless it has. Its ranks' next exchange is that of a step of the model."""
+        if self.begin is None or self.joined is not None:
+            return
+        self.joined = self.begin()
+        self.joined.may_be_over = self.was_used
+        # torch's class does not say when a join ends by an error. Its object, which holds this one, goes then.
+        weakref.finalize(self, self._model.end_join, self.joined).atexit = False
+
+    def end(self) -> None:
+        """The ranks make the same steps again."""
+        self._model.end_join(self.joined)
+        self.joined, self.was_used = None, True
 
     def main_hook(self) -> None:
         """Takes part in the others' next step."""
+        self.start()
         if self.joined is not None:
             self.joined.shadow_step()
 
@@ -35,7 +57,7 @@ class ModelJoinHook(JoinHook):
         """No rank has data: all take over the model of those that trained longest."""
         if self.joined is not None:
             self.joined.take_last_model()
-            self._model.end_join(self.joined)
+            self.end()
 
 
 class ModelJoins(Wrapper):
@@ -86,9 +108,19 @@ class ModelJoins(Wrapper):
 
     def join_hook(self, **kwargs: Any) -> Any:
         """The model's part in a `torch.distributed.algorithms.Join`, alone or with other models or optimizers."""
-        hook = ModelJoinHook(self.trained_model(), kwargs.get("divide_by_initial_world_size", True))
-        self.__dict__["_join_hook"] = weakref.ref(hook)
+        trained = self.trained_model()
+        last = trained.join_hook()
+        if last is not None and last.was_used:
+            last.end()  # it has begun again with a step outside, and this one takes its place
+        hook = ModelJoinHook(trained, kwargs.get("divide_by_initial_world_size", True))
+        trained.join_hook = weakref.ref(hook)
         return hook
+
+    def _join_again(self) -> None:
+        """A training pass begins outside of all joins, or in a `Join` that was used before."""
+        hook = self.trained_model().join_hook()
+        if hook is not None:
+            hook.start()
 
     @property
     def _join_config(self) -> _JoinConfig:
@@ -99,16 +131,14 @@ class ModelJoins(Wrapper):
     def _join_config(self, config: _JoinConfig) -> None:
         """A `Join` sets it when it has all hooks: only now it is known whether it does anything."""
         self.__dict__["_config_of_join"] = config
-        reference = self.__dict__.pop("_join_hook", None)
-        hook = None if reference is None else reference()
-        if not config.enable or hook is None or self.trained_model().sync is None:
+        if not config.enable or self.trained_model().sync is None:
             return
+        hook = self.trained_model().join_hook()
         if hook.in_other_join:
             Features.refuse("other_join", "join")
         trained, this = self.trained_model(), weakref.ref(self)
-        hook.joined = _begin(trained, hook.divides_by_initial, False, lambda: _call_idle(this()))
-        # torch's class does not say when a join ends by an error. Its object, which holds this one, goes then.
-        weakref.finalize(hook, trained.end_join, hook.joined).atexit = False
+        hook.begin = partial(_begin, trained, hook.divides_by_initial, False, lambda: _call_idle(this()))
+        hook.start()
 
     @property
     def _authoritative_rank(self) -> int | None:
@@ -143,7 +173,7 @@ def _begin(
 
 def _is_any_join_under_way() -> bool:
     """In which a rank without data would help in the steps of one model alone."""
-    return any(here.joined is not None for here in memberships())
+    return any(here.joined is not None and not here.joined.may_be_over for here in memberships())
 
 
 def _call_idle(model: Any) -> None:

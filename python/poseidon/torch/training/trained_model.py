@@ -66,6 +66,7 @@ class TrainedModel:
         self.recorder = Recorder()
         self._run_recorder: RunRecorder | None = None
         self.join: JoinedTraining | None = None
+        self.join_hook: Callable[[], Any] = lambda: None  # its part in the last torch's Join, as long as that lives
         self.last_joined: int | None = None  # whose model all took over at the end of the last join()
         self.sync: Synchronizer | None = None
         self.optimizers: list[Any] = []  # what its DistributedOptimizers do, in the order in which they were made
