@@ -121,6 +121,9 @@ class Client {
   virtual std::string run() const = 0;
   /// Whether this process is new, while others were in an earlier generation.
   virtual bool joining() const = 0;
+  /// Whether a server that this rank knows has a checkpoint_dir. With dedicated servers their options say so, not this
+  /// rank's.
+  virtual bool servers_save() const = 0;
 
   /// Adds the layers of one model, in the order in which backward finishes them. Collective: every rank makes the same
   /// calls in the same order. Blocks until all ranks have called. ErrorCode::mismatch names the ranks whose plans

@@ -357,6 +357,7 @@ void bind_client(nb::module_& module) {
       .def_prop_ro("generation", [](PyClient& self) { return self.get().generation(); })
       .def_prop_ro("run", [](PyClient& self) { return self.get().run(); })
       .def_prop_ro("joining", [](PyClient& self) { return self.get().joining(); })
+      .def_prop_ro("servers_save", [](PyClient& self) { return self.get().servers_save(); })
       .def_prop_ro(
           "c_exchange", [](PyClient& self) { return reinterpret_cast<std::uintptr_t>(&self.c_exchange().exchange()); },
           "The address of the C interface for plugins (include/poseidon/c_exchange.h), valid as long as this object.")

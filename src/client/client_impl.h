@@ -58,6 +58,9 @@ class ClientImpl final : public Client, private Receiver {
   std::uint32_t generation() const override { return options_.generation; }
   std::string run() const override { return connections_.run(); }
   bool joining() const override { return seat_.joining; }
+  bool servers_save() const override {
+    return loop_->call([this] { return connections_.servers_save(); });
+  }
   Result<Added> add_layers(std::vector<Layer> layers, bool transient,
                            const std::function<bool()>& keep_waiting) override;
   Result<std::size_t> choose_chunk_bytes(std::size_t known, const std::function<bool()>& keep_waiting) override;

@@ -283,6 +283,7 @@ Status Connections::greeted_by_peer(LinkState& link, const wire::Hello& hello) {
 void Connections::greeted_by_server(LinkState& link, const wire::Hello& hello) {
   Flow& flow = *link.flow;
   auto& server = endpoints_.servers[link.index];
+  servers_save_ |= hello.saves;
   if (!links_.push_windows.empty()) links_.push_windows[link.index]->set_round_trip(flow.answer().least_round_trip);
   if (std::exchange(server.dedicated, false)) {
     // Only the hello tells the server's cores. A core that listens on all interfaces is reached at the address where

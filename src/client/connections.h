@@ -137,6 +137,8 @@ class Connections {
   bool all_greeted() const { return loop_->checked(awaited_lanes_) == 0; }
   /// The number of cores of each server. It is known when all have greeted.
   std::vector<int> core_counts() const;
+  /// Whether a server that has greeted saves what it keeps.
+  bool servers_save() const { return loop_->checked(servers_save_); }
   /// Accepts no further connections. Any thread but the loop's may call it.
   void stop_accepting() { lobby_->close(); }
   /// Says over each connection that this rank starts nothing any more.
@@ -264,6 +266,7 @@ class Connections {
   bool connects_all_peers_ = false;
   std::size_t awaited_lanes_ = 0;  // that have been dialled, or will be by their peers, and have not greeted
   std::size_t greeted_peer_lanes_ = 0;
+  bool servers_save_ = false;
   bool closing_ = false;
   wire::Header last_message_;  // once it is closing
   std::shared_ptr<const std::string> last_text_;

@@ -15,6 +15,7 @@ import poseidon.torch as torch_poseidon
 import workers
 from poseidon.adapter.saved_steps import SavedSteps
 from poseidon.errors import InvalidArgument, Mismatch, PoseidonError
+from server_process import server_process
 from torch_cases import all_equal, parameters_digest
 from waiting import wait_until
 
@@ -95,6 +96,26 @@ def test_models_that_step_at_different_rates_go_on_from_one_moment(tmp_path: Pat
     versions, digests = answers[0]
     assert versions[0] == versions[1] > 0
     assert digests in moments[0][1:]
+
+
+def test_workers_hear_that_dedicated_servers_save(tmp_path: Path) -> None:
+    """They have no checkpoint_dir of their own."""
+    saving = ("--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1")
+    with server_process(*saving) as (_, first), server_process(*saving) as (_, second):
+        options = {"servers": f"{first},{second}", "job": "two"}
+        moments = workers.run(2, trained, DRAWS[0], **options)
+        wait_until(lambda: bool(complete_versions(tmp_path)), lambda: "no version is complete")
+        versions, digests = workers.run(2, resumed, **options)[0]
+        assert versions[0] == versions[1] > 0
+        assert digests in moments[0][1:]
+        with pytest.raises(workers.WorkerError, match="checkpoint_dir with LocalSGD"):
+            workers.run(2, averaged_by_servers, **options)
+
+
+def averaged_by_servers() -> None:
+    model = torch.nn.Linear(4, 2)
+    outer = torch_poseidon.OuterNesterov(lr=0.7, momentum=0.9)
+    torch_poseidon.LocalSGD(model, SGD(model.parameters(), lr=0.1), every=2, outer=outer)
 
 
 def resumed_in_part() -> str:

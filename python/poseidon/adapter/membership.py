@@ -51,6 +51,7 @@ class Membership:
         self.is_recorded = False  # some model's steps are (run_record.py)
         self.joined: JoinedTraining | None = None  # that of the first model whose join() is under way
         self.in_flight: weakref.WeakSet[Settles] = weakref.WeakSet()  # of every model that is trained in the job
+        self.servers_save = bool(settings.checkpoint_dir)  # what they keep; of dedicated ones it is known once all met
         self.saved: SavedSteps | None = None  # with checkpoint_dir, but where Recovery keeps steps together
         self._arrays = arrays
         self.recovers = settings.world_size > 1 and settings.on_failure != "abort"
@@ -132,11 +133,18 @@ class Membership:
         tell_notices(self.client)
         self.control = Control(self.client, self._arrays)
         self.meter = Meter(self.settings.job, self.client)
-        if self.settings.checkpoint_dir and not self.recovers:
+        self.servers_save = self._ask_whether_servers_save(self.client, self.control)
+        if self.servers_save and not self.recovers:
             self.saved = SavedSteps(self.client, self.in_flight, self.features.keeps(SAME_STEP))
         if self._serves_store:
             # Rank 0 has closed its store before this: whoever goes on to dist.init_process_group() finds torch's.
             self.control.barrier()
+
+    def _ask_whether_servers_save(self, client: _core.Client, control: Control) -> bool:
+        """Collective with dedicated servers, which have options of their own. A rank may know only some of them."""
+        if not self.settings.servers:
+            return bool(self.settings.checkpoint_dir)
+        return control.sum([bool(self.settings.checkpoint_dir) or client.servers_save])[0] > 0
 
     def tell_notices(self) -> None:
         """Warns of new notices of the client. It looks for them only every few seconds."""

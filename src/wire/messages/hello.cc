@@ -23,6 +23,7 @@ struct HelloBody {
 
 constexpr std::string_view kHostLine = "host ";
 
+constexpr std::string_view kSavesLine = "saves";
 constexpr std::string_view kOf = " of ";
 
 /// Takes a number off the beginning of the text. Returns false if there is none.
@@ -65,6 +66,7 @@ TextMessage Hello::make() const {
   const HelloBody body{numbers_of(pace.value_or(Pace())), worker_count, generation, flow, priority_class};
   std::string text = job + '\n' + run;
   if (host) text += concat('\n', kHostLine, host->index, kOf, host->count);
+  if (saves) text += concat('\n', kSavesLine);
   for (const auto& address : other_cores) text += '\n' + address;
   return with_text(make_header(about, Kind::hello, body, kHelloFields), std::move(text));
 }
@@ -84,6 +86,8 @@ Hello Hello::read(const Header& header, std::span<const std::byte> payload) {
   for (std::string line; std::getline(lines, line);) {
     if (line.starts_with(kHostLine))
       hello.host = host_from(std::string_view(line).substr(kHostLine.size()));
+    else if (line == kSavesLine)
+      hello.saves = true;
     else
       hello.other_cores.push_back(line);
   }

@@ -22,7 +22,7 @@ inline constexpr std::size_t kMaxRunBytes = 64;
 bool is_job_name(const std::string& name);
 
 /// The header has the rank of the worker. The payload is lines of text: the job, the run, "host 0 of 2" if it may
-/// speak for its machine, and the addresses of the other cores.
+/// speak for its machine, "saves" from a server that does, and the addresses of the other cores.
 struct Hello {
   std::uint32_t rank = 0;
   std::uint32_t worker_count = 0;
@@ -39,6 +39,7 @@ struct Hello {
     bool operator==(const Host&) const = default;
   };
   std::optional<Host> host{};  // of a worker that may speak for its machine: which of how many machines that is
+  bool saves = false;          // in a server's answer: it has a checkpoint_dir
 
   static Hello read(const Header& header, std::span<const std::byte> payload);
   TextMessage make() const;

@@ -54,6 +54,17 @@ TEST(Hello, NamesTheRunOfItsJob) {
   EXPECT_EQ(hello.other_cores, sent.other_cores);
 }
 
+TEST(Hello, OfAServerTellsWhetherItSaves) {
+  for (const bool saves : {false, true}) {
+    Hello sent{1, 4, "a job", 0, {"10.0.0.1:5001"}};
+    sent.saves = saves;
+    const TextMessage message = sent.make();
+    const Hello hello = Hello::read(message.header, message.payload());
+    EXPECT_EQ(hello.saves, saves);
+    EXPECT_EQ(hello.other_cores, sent.other_cores);
+  }
+}
+
 TEST(Hello, OfAnyBytesIsRead) {
   std::mt19937_64 random(4);
   for (int i = 0; i < 2000; ++i) {

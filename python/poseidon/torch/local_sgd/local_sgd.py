@@ -102,7 +102,7 @@ class LocalSGD(OptimizerWrapper):
         self._outer = PLAIN_MEAN if outer is None and rounds else outer
         if self._outer is not None:
             self.features.add("local_sgd_outer")
-            if settings.checkpoint_dir:
+            if here.servers_save:
                 self.features.add("saved_averages")
         here.features.take(self.features)
         self._fragments = Fragments([self._averaging_of(part) for part in self._plan.cut(self._found)], self._plan)
