@@ -749,6 +749,8 @@ class Client:
     @property
     def joining(self) -> bool: ...
     @property
+    def servers_save(self) -> bool: ...
+    @property
     def c_exchange(self) -> int:
         """
         The address of the C interface for plugins (include/poseidon/c_exchange.h), valid as long as this object.

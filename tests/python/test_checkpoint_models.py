@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -102,14 +103,19 @@ def test_workers_hear_that_dedicated_servers_save(tmp_path: Path) -> None:
     """They have no checkpoint_dir of their own."""
     saving = ("--checkpoint-dir", str(tmp_path), "--checkpoint-every", "1")
     with server_process(*saving) as (_, first), server_process(*saving) as (_, second):
-        options = {"servers": f"{first},{second}", "job": "two"}
-        moments = workers.run(2, trained, DRAWS[0], **options)
+        options = {"POSEIDON_SERVERS": f"{first},{second}", "POSEIDON_JOB": "two"}
+        moments = workers.run_fresh(2, in_job, trained, DRAWS[0], **options)
         wait_until(lambda: bool(complete_versions(tmp_path)), lambda: "no version is complete")
-        versions, digests = workers.run(2, resumed, **options)[0]
+        versions, digests = workers.run_fresh(2, in_job, resumed, **options)[0]
         assert versions[0] == versions[1] > 0
         assert digests in moments[0][1:]
-        with pytest.raises(workers.WorkerError, match="checkpoint_dir with LocalSGD"):
-            workers.run(2, averaged_by_servers, **options)
+        for answer in workers.run_fresh(2, in_job, averaged_by_servers, **options):
+            assert "checkpoint_dir with LocalSGD" in str(answer)
+
+
+def in_job(function: Callable[..., Any], *args: Any) -> Any:
+    torch_poseidon.init()
+    return function(*args)
 
 
 def averaged_by_servers() -> None:
