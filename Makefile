@@ -77,7 +77,7 @@ sanitize: $(STAMP)
 	tools/cpp_tests.sh address,undefined build/sanitize-address
 	for time in 1 2 3; do tools/cpp_tests.sh thread build/sanitize-thread || exit $$?; done
 
-# Loops, flows, clients, servers and the simulation under one of the two (SANITIZERS), compiled in less time.
+# Loops, flows, clients, servers and the simulation under one of the two (SANITIZERS).
 sanitize-part: $(STAMP)
 	ROOMS="$(or $(ROOMS),base;bindings;client;server;transport)" tools/cpp_tests.sh $(or $(SANITIZERS),thread) \
 	  build/sanitize-part-$(firstword $(subst $(comma), ,$(or $(SANITIZERS),thread)))
