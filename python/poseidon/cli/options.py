@@ -57,6 +57,9 @@ Most options hold for whatever trains. These do not. "Refused" is an `InvalidArg
 | `replica_check` | yes | yes | yes | yes | –: a program takes the servers' values itself |
 | `checkpoint_dir` | with `update="server"` | refused where servers keep values | refused | refused | yes |
 | `record` | yes | – | yes | yes | – |
+
+A model with a communication hook (`register_comm_hook`) that exchanges gradients itself follows none of the options
+about how gradients travel: the first seven rows, and `stragglers=drop`.
 """
 
 
