@@ -17,7 +17,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import poseidon.torch as poseidon
 import workers
-from poseidon.errors import InvalidArgument
+from poseidon.errors import InvalidArgument, Mismatch
 from torch_cases import all_equal, mlp, parameters_digest
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
@@ -46,7 +46,7 @@ def in_job(with_torch: bool, case: Callable[..., Any], *args: Any) -> Any:
     begin = time.monotonic()
     try:
         case(*args)
-    except InvalidArgument as error:
+    except (InvalidArgument, Mismatch) as error:
         return str(error), time.monotonic() - begin
     return "", time.monotonic() - begin
 
@@ -240,16 +240,24 @@ def test_a_disabled_join_does_nothing(kind: str) -> None:
     assert refused(2, True, disabled, kind) == ""
 
 
-def evaluates(with_buffers: bool) -> None:
+def evaluates(with_buffers: bool, ranks: tuple[int, ...] = (0, 1)) -> None:
     joined = Trainer(nn.Sequential(nn.Linear(48, 16), nn.BatchNorm1d(16)) if with_buffers else None)
     with joined.model.join():
         for number in range(2 + 2 * poseidon.rank()):
             joined.step(number)
-            with torch.no_grad():
-                joined.model(torch.ones(2, 48))
+            if poseidon.rank() in ranks:
+                with torch.no_grad():
+                    joined.model(torch.ones(2, 48))
 
 
 @pytest.mark.parametrize("with_torch", [False, True], ids=["alone", "with torch"])
 @pytest.mark.parametrize("with_buffers", [False, True], ids=["no buffers", "buffers"])
 def test_ranks_with_data_may_evaluate(with_buffers: bool, with_torch: bool) -> None:
     assert refused(2, with_torch, evaluates, with_buffers) == ""
+
+
+@pytest.mark.parametrize("with_torch", [False, True], ids=["alone", "with torch"])
+def test_buffers_of_an_evaluation_on_one_rank_are_an_error_at_once(with_torch: bool) -> None:
+    assert refused(2, with_torch, evaluates, False, (1,)) == ""
+    text = refused(2, with_torch, evaluates, True, (1,))
+    assert "rank 0: to exchange gradients, after buffers; rank 1: without exchange, after buffers" in text

@@ -7,7 +7,7 @@ from typing import NoReturn, Protocol
 
 from poseidon.adapter.control import Control
 from poseidon.adapter.features import Features
-from poseidon.errors import PoseidonError
+from poseidon.errors import Mismatch, PoseidonError
 
 _ACTIVE = 1
 _SYNCHRONIZES = 2
@@ -70,11 +70,11 @@ class JoinedTraining:
     def notify_forward(self, synchronizes: bool, sends_buffers: bool) -> int:
         """Notes that this rank starts a step. Returns the rank whose buffers all ranks take.
 
-        Raises InvalidArgument on all ranks if one begins something else, as `notify_other`.
+        Raises InvalidArgument on all ranks if one begins something else, as `notify_other`, and Mismatch if ranks begin
+        passes of different kinds.
         """
         flags = self._exchange_flags(_ACTIVE | _SYNCHRONIZES * synchronizes | _SENDS_BUFFERS * sends_buffers)
-        if any(flag >= _OTHER for flag in flags):
-            _refuse_other(flags)
+        _check_alike(flags)
         assert self._last_active is not None
         return self._last_active
 
@@ -100,8 +100,7 @@ class JoinedTraining:
         flags = self._exchange_flags(0)
         if not any(flags):
             return False
-        if any(flag >= _OTHER for flag in flags):
-            _refuse_other(flags)
+        _check_alike(flags)
         assert self._last_active is not None
         step = flags[self._last_active]
         if step & _SENDS_BUFFERS:
@@ -114,6 +113,23 @@ class JoinedTraining:
         """Gives all ranks the model of a rank that trained longest. Collective, when no rank has data."""
         if self._last_active is not None:
             self._model.broadcast_last_state(self._last_active)
+
+
+def _check_alike(flags: Sequence[int]) -> None:
+    """All ranks that have data make the same kind of step, or all ranks raise the same error."""
+    if any(flag >= _OTHER for flag in flags):
+        _refuse_other(flags)
+    if len({flag for flag in flags if flag}) > 1:
+        shown = "; ".join(f"rank {rank}: {_shown(flag)}" for rank, flag in enumerate(flags) if flag)
+        raise Mismatch(
+            f"inside join(), ranks that have data began forward passes of different kinds ({shown}): make the same "
+            "passes on all of them, or evaluate after the join()"
+        )
+
+
+def _shown(flag: int) -> str:
+    kind = "to exchange gradients" if flag & _SYNCHRONIZES else "without exchange"
+    return f"{kind}, after buffers" if flag & _SENDS_BUFFERS else kind
 
 
 def _refuse_other(flags: Sequence[int]) -> NoReturn:
