@@ -174,8 +174,8 @@ def overhead(_: int, args: argparse.Namespace, name: str, folder: str) -> None:
             taken[which] = time.process_time() - begin
         rounds.append(taken)
     bare = median(taken[0] for taken in rounds[3:])  # the first ones compile
-    again, wrapped = (median(taken[which] - taken[0] for taken in rounds[3:]) / bare for which in (1, 2))
-    torch.save({"overhead": wrapped, "of bare": again}, Path(folder) / "overhead")
+    other, wrapped = (median(taken[which] - taken[0] for taken in rounds[3:]) / bare for which in (1, 2))
+    torch.save({"overhead": wrapped, "of bare": other}, Path(folder) / "overhead")
     poseidon.shutdown()
 
 

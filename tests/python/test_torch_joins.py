@@ -159,7 +159,7 @@ def both_joined() -> None:
         assert all_equal(poseidon.all_gather(int(parameters_digest(one.model)[:8], 16)))
 
 
-def used_again(counts: list[tuple[int, int]], of_model: bool) -> None:
+def used_again(counts: list[tuple[int, int]], of_model: bool, kept: bool) -> None:
     """One Join for several epochs, with steps outside of it between them."""
     first, second = Trainer(), Trainer()
     join = first.model.join() if of_model else Join([first.model, second.model])
@@ -170,18 +170,66 @@ def used_again(counts: list[tuple[int, int]], of_model: bool) -> None:
                 None if of_model else second.step(number)
         first.step(100 + epoch)
         poseidon.barrier()
+    if not kept and poseidon.rank() == 0:
+        del join  # whether an object lives is not the same on all ranks
     with Join([second.model, first.model]):  # takes the place of the first
         for number in range(1 + poseidon.rank()):
             second.step(number)
             first.step(number)
+    second.model.set_weight(4)  # nobody runs out of data any more
     second.step(200)
     for one in (first, second):
         assert all_equal(poseidon.all_gather(int(parameters_digest(one.model)[:8], 16)))
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("of_model", [False, True])
-def test_a_join_may_be_used_again(of_model: bool) -> None:
-    assert refused(2, True, used_again, [(2, 3), (0, 2), (0, 0), (4, 2)], of_model) == ""
+def test_a_join_may_be_used_again(of_model: bool, kept: bool) -> None:
+    assert refused(2, True, used_again, [(2, 3), (0, 2), (0, 0), (4, 2)], of_model, kept) == ""
+
+
+def beside_one_that_is_over(shortest: int) -> None:
+    """A step of a model whose own Join is over, in the join of another one."""
+    first, second = Trainer(), Trainer()
+    over = Join([first.model])
+    with over:
+        first.step(0)
+    with second.model.join():
+        for number in range(2 if poseidon.rank() == shortest else 4):
+            first.step(number)
+            second.step(number)
+
+
+def test_the_joined_model_of_a_join_that_is_over_is_another_model() -> None:
+    assert refused(2, True, beside_one_that_is_over, -1) == ""
+    assert refused(2, True, beside_one_that_is_over, 0).startswith("a step of another model and a rank without data")
+
+
+def thrown(after: str) -> None:
+    """An epoch that ends by an error when a rank has no data, and what a program does then."""
+    one, errors = Trainer(), []
+    for epoch in range(2):
+        join = Join([one.model], throw_on_early_termination=True)
+        try:
+            with join:
+                for number in range(2 + poseidon.rank()):
+                    one.step(number)
+        except RuntimeError as error:
+            if after == "inside":
+                one.step(10)
+            elif after == "keep":
+                errors.append(error)
+            elif after == "barrier":
+                poseidon.barrier()
+            elif after == "let go":
+                del join
+        one.step(20 + epoch)
+    assert all_equal(poseidon.all_gather(int(parameters_digest(one.model)[:8], 16)))
+
+
+@pytest.mark.parametrize("after", ["inside", "keep", "barrier", "let go", "nothing"])
+def test_training_goes_on_after_a_rank_that_had_no_data_raised(after: str) -> None:
+    assert refused(2, True, thrown, after) == ""
 
 
 def test_two_models_in_one_join() -> None:

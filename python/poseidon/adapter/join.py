@@ -21,6 +21,9 @@ class JoinedModel(Protocol):
 
     features: Features
 
+    def enter_join(self, joined: JoinedTraining) -> None:
+        """The join is certainly under way. Raises InvalidArgument if something excludes it."""
+
     def divide_by(self, divisor: int) -> None:
         """Sets the number by which the sum over the ranks is divided, from the next exchange on."""
 
@@ -44,14 +47,16 @@ class JoinedTraining:
         divide_by_initial_world_size: bool,
         throw_on_early_termination: bool,
         call_idle: Callable[[], None],
+        joinables: object,
     ) -> None:
-        """`call_idle` makes ranks without data, which wait in something else, ask for the flags."""
+        """`call_idle` makes ranks without data, which wait in something else, ask for the flags. `joinables` stands for
+        all models that are joined together."""
+        self.joinables = joinables
         self._model = model
         self._control = control
         self._divide_by_initial = divide_by_initial_world_size
         self._throw = throw_on_early_termination
         self._call_idle = call_idle
-        self.may_be_over = False  # begun by a step that may have been outside
         self._last_active: int | None = None  # a rank that took part in the latest step
 
     def _exchange_flags(self, own: int) -> list[int]:
@@ -61,6 +66,7 @@ class JoinedTraining:
             self._last_active = active[-1]  # as torch's class, which takes the highest one
             self._model.divide_by(len(flags) if self._divide_by_initial else len(active))
         if len(active) < len(flags):
+            self._model.enter_join(self)
             self._model.features.add("out_of_data")
         if self._throw and len(active) < len(flags):
             finished = [rank for rank, flag in enumerate(flags) if not flag & _ACTIVE]

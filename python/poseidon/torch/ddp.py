@@ -194,7 +194,6 @@ class DistributedDataParallel(ModelCopies, ModelJoins, TorchDistributedDataParal
             synchronizing = torch.is_grad_enabled() and self.require_backward_grad_sync
             if torch.is_grad_enabled():
                 trained.begin_training_pass(synchronizing)
-                self._join_again()
             self._send_buffers(trained, synchronizing)
         if self.device_ids:
             moved, moved_kwargs = self.to_kwargs(inputs, kwargs, self.device_ids[0])
@@ -228,9 +227,10 @@ class DistributedDataParallel(ModelCopies, ModelJoins, TorchDistributedDataParal
         due = due and not self._buffer_hook_is_after() and bool(trained.buffers.tensors())
         root = 0
         # Who evaluates needs no other rank, unless buffers are due.
-        if trained.join is not None and (due or torch.is_grad_enabled()):
+        joined = self._present_join() if due or torch.is_grad_enabled() else None
+        if joined is not None:
             Join.notify_join_context(self)
-            root = trained.join.notify_forward(synchronizing, due)
+            root = joined.notify_forward(synchronizing, due)
         if due:
             trained.check_joins()
             self._sync_buffers_by(trained, root)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,46 +18,39 @@ from poseidon.torch.process.context import memberships
 from poseidon.torch.training.trained_model import TrainedModel, Wrapper
 
 
-class ModelJoinHook(JoinHook):
-    """A model's part in torch's `Join`, which knows when ranks run out of data.
+@dataclass(frozen=True)
+class TorchJoin:
+    """A model's place in the last torch `Join` of which it is a part.
 
-    A `Join` may be used again, and says nothing when it is: the first training pass after its end begins it. Steps
-    after the end of one that the program keeps are as in one, as those of torch's class are.
+    torch's class never says that one is over, or is used again. So its steps are asked about until the next one, as
+    torch's own class does: what one rank does then, all do.
     """
 
-    def __init__(self, model: TrainedModel, divide_by_initial_world_size: bool) -> None:
-        self.divides_by_initial = divide_by_initial_world_size
-        self.in_other_join = _is_any_join_under_way()
-        self.begin: Callable[[], JoinedTraining] | None = None  # not if the Join is disabled, and with one worker
-        self.joined: JoinedTraining | None = None  # while the Join is under way
-        self.was_used = False
+    joinables: object  # the same for all of one Join
+    divides_by_initial: bool
+    call_idle: Callable[[], None]
+
+
+class ModelJoinHook(JoinHook):
+    """A model's part in torch's `Join`, which knows when ranks run out of data."""
+
+    def __init__(self, model: TrainedModel, place: TorchJoin) -> None:
+        self.place = place
+        self.in_other_join = _is_other_join_under_way(place.joinables)
         self._model = model
-
-    def start(self) -> None:
-        """Begins, unless it has. Its ranks' next exchange is that of a step of the model."""
-        if self.begin is None or self.joined is not None:
-            return
-        self.joined = self.begin()
-        self.joined.may_be_over = self.was_used
-        # torch's class does not say when a join ends by an error. Its object, which holds this one, goes then.
-        weakref.finalize(self, self._model.end_join, self.joined).atexit = False
-
-    def end(self) -> None:
-        """The ranks make the same steps again."""
-        self._model.end_join(self.joined)
-        self.joined, self.was_used = None, True
 
     def main_hook(self) -> None:
         """Takes part in the others' next step."""
-        self.start()
-        if self.joined is not None:
-            self.joined.shadow_step()
+        joined = _begin_again(self._model)
+        if joined is not None:
+            joined.shadow_step()
 
     def post_hook(self, is_last_joiner: bool) -> None:
         """No rank has data: all take over the model of those that trained longest."""
-        if self.joined is not None:
-            self.joined.take_last_model()
-            self.end()
+        joined = self._model.join
+        if joined is not None:
+            joined.take_last_model()
+            self._model.end_join(joined)
 
 
 class ModelJoins(Wrapper):
@@ -94,10 +87,13 @@ class ModelJoins(Wrapper):
 
     @contextmanager
     def _join_alone(self, divide_by_initial_world_size: bool, throw_on_early_termination: bool) -> Iterator[None]:
-        if _is_any_join_under_way():
+        joinables = object()
+        if _is_other_join_under_way(joinables):
             Features.refuse("other_join", "join")
         trained = self.trained_model()
-        joined = _begin(trained, divide_by_initial_world_size, throw_on_early_termination)
+        place = TorchJoin(joinables, divide_by_initial_world_size, lambda: None)
+        joined = _begin(trained, place, throw_on_early_termination)
+        trained.enter_join(joined)
         try:
             yield
             joined.shadow_others()
@@ -108,19 +104,14 @@ class ModelJoins(Wrapper):
 
     def join_hook(self, **kwargs: Any) -> Any:
         """The model's part in a `torch.distributed.algorithms.Join`, alone or with other models or optimizers."""
-        trained = self.trained_model()
-        last = trained.join_hook()
-        if last is not None and last.was_used:
-            last.end()  # it has begun again with a step outside, and this one takes its place
-        hook = ModelJoinHook(trained, kwargs.get("divide_by_initial_world_size", True))
-        trained.join_hook = weakref.ref(hook)
+        trained, this = self.trained_model(), weakref.ref(self)
+        trained.end_join(trained.join)  # the last one, which ended by an error or was perhaps used again
+        trained.torch_join = None
+        by_initial = kwargs.get("divide_by_initial_world_size", True)
+        place = TorchJoin(_joinables.of_next(), by_initial, lambda: _call_idle(this()))
+        hook = ModelJoinHook(trained, place)
+        self.__dict__["_join_hook"] = weakref.ref(hook)
         return hook
-
-    def _join_again(self) -> None:
-        """A training pass begins outside of all joins, or in a `Join` that was used before."""
-        hook = self.trained_model().join_hook()
-        if hook is not None:
-            hook.start()
 
     @property
     def _join_config(self) -> _JoinConfig:
@@ -131,14 +122,21 @@ class ModelJoins(Wrapper):
     def _join_config(self, config: _JoinConfig) -> None:
         """A `Join` sets it when it has all hooks: only now it is known whether it does anything."""
         self.__dict__["_config_of_join"] = config
-        if not config.enable or self.trained_model().sync is None:
+        _joinables.are_complete()
+        reference = self.__dict__.pop("_join_hook", None)
+        hook: ModelJoinHook | None = None if reference is None else reference()
+        if not config.enable or hook is None or self.trained_model().sync is None:
             return
-        hook = self.trained_model().join_hook()
         if hook.in_other_join:
             Features.refuse("other_join", "join")
-        trained, this = self.trained_model(), weakref.ref(self)
-        hook.begin = partial(_begin, trained, hook.divides_by_initial, False, lambda: _call_idle(this()))
-        hook.start()
+        trained = self.trained_model()
+        trained.torch_join = hook.place
+        joined = _begin(trained, hook.place)
+        if not config.throw_on_early_termination:  # which no rank outlives that runs out of data
+            trained.enter_join(joined)
+
+    def _present_join(self) -> JoinedTraining | None:
+        return _begin_again(self.trained_model())
 
     @property
     def _authoritative_rank(self) -> int | None:
@@ -160,20 +158,46 @@ class ModelJoins(Wrapper):
         return self.process_group
 
 
-def _begin(
-    trained: TrainedModel, divides_by_initial: bool, throws: bool, call_idle: Callable[[], None] = lambda: None
-) -> JoinedTraining:
-    trained.features.add("join")
-    here = trained.context
-    joined = trained.join = JoinedTraining(trained, here.present_control, divides_by_initial, throws, call_idle)
-    if here.joined is None:
-        here.joined = joined
+class _Joinables:
+    """Tells which models are in one `Join`. It asks all of them for their hooks before it tells any that it begins."""
+
+    def __init__(self) -> None:
+        self._next: object | None = None
+
+    def of_next(self) -> object:
+        if self._next is None:
+            self._next = object()
+        return self._next
+
+    def are_complete(self) -> None:
+        self._next = None
+
+
+_joinables = _Joinables()
+
+
+def _begin(trained: TrainedModel, place: TorchJoin, throws: bool = False) -> JoinedTraining:
+    control = trained.context.present_control
+    joined = JoinedTraining(trained, control, place.divides_by_initial, throws, place.call_idle, place.joinables)
+    trained.join = joined
     return joined
 
 
-def _is_any_join_under_way() -> bool:
-    """In which a rank without data would help in the steps of one model alone."""
-    return any(here.joined is not None and not here.joined.may_be_over for here in memberships())
+def _begin_again(trained: TrainedModel) -> JoinedTraining | None:
+    """The join of the model that is under way, if one is or may be.
+
+    Until a rank has no data nobody knows whether the pass is inside the `Join`, and nothing is refused for it.
+    """
+    place = trained.torch_join
+    if trained.join is None and place is not None and not _is_other_join_under_way(place.joinables):
+        _begin(trained, place)
+    return trained.join
+
+
+def _is_other_join_under_way(joinables: object) -> bool:
+    """In which a rank without data would help in the steps of other models alone."""
+    under_way = [here.joined for here in memberships() if here.joined is not None]
+    return any(joined.joinables is not joinables for joined in under_way)
 
 
 def _call_idle(model: Any) -> None:

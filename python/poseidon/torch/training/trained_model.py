@@ -66,7 +66,7 @@ class TrainedModel:
         self.recorder = Recorder()
         self._run_recorder: RunRecorder | None = None
         self.join: JoinedTraining | None = None
-        self.join_hook: Callable[[], Any] = lambda: None  # its part in the last torch's Join, as long as that lives
+        self.torch_join: Any = None  # its place in the last torch's Join (joins.py)
         self.last_joined: int | None = None  # whose model all took over at the end of the last join()
         self.sync: Synchronizer | None = None
         self.optimizers: list[Any] = []  # what its DistributedOptimizers do, in the order in which they were made
@@ -255,6 +255,12 @@ class TrainedModel:
         """All ranks of this model begin something together. InvalidArgument if one, in another's join(), misses it."""
         if self.join is None:
             check_joins(self.context, "unjoined")
+
+    def enter_join(self, joined: JoinedTraining) -> None:
+        """This join is certainly under way: ranks may run out of data, and what cannot bear that is refused."""
+        self.features.add("join")
+        if self.context.joined is None:
+            self.context.joined = joined
 
     def end_join(self, joined: JoinedTraining | None) -> None:
         """This join is over, if it was not before: all ranks make the same steps again."""
