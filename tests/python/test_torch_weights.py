@@ -230,37 +230,75 @@ def test_one_weight_counts_for_all_backward_passes_of_a_step(overlapped: bool, u
 
 
 class Boxed:
+    """An output into which torch's class does not look."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: torch.Tensor) -> None:
+        self.value = [value]
+
+
+class Kept:
     """An output in which nobody but the program finds the tensor."""
 
     def __init__(self, value: torch.Tensor) -> None:
-        self.value = value
+        self._get = lambda: [value]
+
+    @property
+    def value(self) -> list[torch.Tensor]:
+        return self._get()
 
 
 class InABox(torch.nn.Sequential):
+    def __init__(self, box: Any, *parts: torch.nn.Module) -> None:
+        super().__init__(*parts)
+        self.box = box
+
     def forward(self, input: torch.Tensor) -> Any:
-        return Boxed(super().forward(input))
+        output = super().forward(input)
+        return self.box(output) if self.box is Kept else (output.detach() + self[0].bias, self.box(output))
 
 
-def boxed(weights: tuple[int, int], between: bool) -> None:
+def boxed(box: Any, weights: tuple[int, int], between: bool) -> None:
     """Two forward passes, with a backward pass between them or one for both."""
-    model = poseidon.DistributedDataParallel(InABox(torch.nn.Linear(48, 4)))
+    model = poseidon.DistributedDataParallel(InABox(box, torch.nn.Linear(48, 4)))
+
+    def loss(step: int) -> torch.Tensor:
+        output = model(mlp_batch(step, 4)[0])
+        value: torch.Tensor = (output if box is Kept else output[1]).value[0].sum()
+        return value
+
     for step in range(2):
         model.set_weight(weights[0])
-        loss = model(mlp_batch(step, 4)[0]).value.sum()
+        first = loss(step)
         if between:
-            loss.backward()
+            first.backward()
             model.zero_grad()
         with torch.no_grad():
-            model(mlp_batch(step, 4)[0])
+            loss(step)
         model.set_weight(weights[1])
-        loss = model(mlp_batch(step, 4)[0]).value.sum() + (0 if between else loss)
-        loss.backward()
+        (loss(step) + (0 if between else first)).backward()
         model.zero_grad()
 
 
+@pytest.mark.parametrize("box", [Boxed, Kept])
 @pytest.mark.parametrize(("weights", "between"), [((4, 1), True), ((4, 4), False)])
-def test_outputs_that_cannot_be_seen_may_be_weighted(weights: tuple[int, int], between: bool) -> None:
-    workers.run(2, boxed, weights, between)
+def test_outputs_that_hide_tensors_may_be_weighted(box: Any, weights: tuple[int, int], between: bool) -> None:
+    workers.run(2, boxed, box, weights, between)
+
+
+def without_backward() -> None:
+    """A pass that nobody needs, such as one with a bad loss."""
+    model = poseidon.DistributedDataParallel(InABox(Boxed, torch.nn.Linear(48, 4)))
+    for rows in (4, 2, 3):
+        model.set_weight(rows)
+        output = model(mlp_batch(0, rows)[0])
+        if rows != 4:
+            output[1].value[0].sum().backward()
+
+
+def test_a_pass_without_a_backward_pass_has_no_weight() -> None:
+    workers.run(2, without_backward)
 
 
 def refused_on_one_rank(kind: str) -> str:
@@ -280,8 +318,8 @@ def refused_on_one_rank(kind: str) -> str:
             F.mse_loss(model.module(mlp_batch(0, 4)[0]), mlp_batch(0, 4)[1]).backward()
             model.set_weight(other)
             backward(model, 1, 4)
-        elif kind == "in a box":
-            boxed((4, other), between=False)
+        elif kind in ("in a box", "kept"):
+            boxed(Boxed if kind == "in a box" else Kept, (4, other), between=False)
         else:
             model.set_weight(4)
             first = model(mlp_batch(0, 4)[0]).sum()
@@ -293,7 +331,7 @@ def refused_on_one_rank(kind: str) -> str:
     return "trained"
 
 
-@pytest.mark.parametrize("kind", ["no_sync", "past the wrapper", "one backward", "in turn", "in a box"])
+@pytest.mark.parametrize("kind", ["no_sync", "past the wrapper", "one backward", "in turn", "in a box", "kept"])
 def test_two_weights_in_one_exchange_are_refused_and_no_rank_hangs(kind: str) -> None:
     first, second = workers.run_fresh(2, refused_on_one_rank, kind)
     assert second.startswith("InvalidArgument")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.parallel.distributed import _find_tensors
+
+_MOST_OBJECTS = 1000  # of an output in which tensors are looked for
+_WITHOUT_TENSORS = (str, bytes, int, float, complex, type(None), type, torch.nn.Module)
 
 
 class Mode(Enum):
@@ -61,7 +64,8 @@ class Passes:
         if self._unseen is not None and self._unseen != (rows,):
             self.unlike(*self._unseen, rows, False)
         reach = partial(_reach, weakref.ref(self), self._synchronizing, rows)
-        nodes = [tensor.grad_fn for tensor in _find_tensors(output) if tensor.grad_fn is not None]
+        tensors = list(_find_tensors(output)) + (_hidden_tensors(output) if rows is not None else [])
+        nodes = {tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None}
         for node in nodes:
             node.register_prehook(reach)
         if not nodes and self.armed:
@@ -112,6 +116,27 @@ class Passes:
     def awaits_exchange(self) -> bool:
         """Whether a forward pass waits for a backward pass that is to exchange gradients."""
         return self.armed and self._synchronizing
+
+
+def _hidden_tensors(output: Any) -> list[torch.Tensor]:
+    """What is found also in objects of the program's own, into which torch's class does not look; some, if many are."""
+    found: list[torch.Tensor] = []
+    waiting = [output]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_OBJECTS:
+        one = waiting.pop()
+        if isinstance(one, torch.Tensor):
+            found.append(one)
+        elif id(one) not in seen and not isinstance(one, _WITHOUT_TENSORS):
+            seen.add(id(one))
+            if isinstance(one, Mapping):
+                waiting += one.values()
+            elif isinstance(one, (list, tuple, set, frozenset)):
+                waiting += one
+            else:
+                slots = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
+                waiting += [*getattr(one, "__dict__", {}).values(), *(getattr(one, name, None) for name in slots)]
+    return found
 
 
 def _tell_nobody(_one: int | None, _last: int | None, _reached: bool) -> None:
