@@ -135,7 +135,8 @@ class Membership:
         self.meter = Meter(self.settings.job, self.client)
         self.servers_save = self._ask_whether_servers_save(self.client, self.control)
         if self.servers_save and not self.recovers:
-            self.saved = SavedSteps(self.client, self.in_flight, self.features.keeps(SAME_STEP))
+            together, asked = self.features.keeps(SAME_STEP), bool(self.settings.checkpoint_dir)
+            self.saved = SavedSteps(self.client, self.in_flight, together, asked)
         if self._serves_store:
             # Rank 0 has closed its store before this: whoever goes on to dist.init_process_group() finds torch's.
             self.control.barrier()

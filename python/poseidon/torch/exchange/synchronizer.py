@@ -208,7 +208,7 @@ class Synchronizer:
         end.await_end()
         return run
 
-    def _open_run(self) -> BackwardRun:
+    def _open_run(self, missed: bool = False) -> BackwardRun:
         self.check_usable()
         self.one_weight.check_all(self.entries)
         if not self.flights.is_trainer():
@@ -222,10 +222,11 @@ class Synchronizer:
         for update in self.updates:
             update.begin()
         if self.saved is not None:
-            self.saved.begin([entry.layer for entry in self.entries if entry.on_servers])
+            self.saved.begin([entry.layer for entry in self.entries if entry.on_servers], missed)
         self.layers.agree()
         self._groups.begin()
         self.runs.current = run = BackwardRun(begin_ns, self.passes.began_ns)
+        run.missed = missed
         return run
 
     def check_ended(self) -> None:
@@ -345,9 +346,7 @@ class Synchronizer:
         `missed`: this rank is in none of the means. Gradients must have been cleared before.
         """
         self.settle()
-        run = self._open_run()
-        run.missed = missed
-        self._finish(run)
+        self._finish(self._open_run(missed))
 
     def shadow(self) -> None:
         """Takes part in the other ranks' backward with nothing to contribute (`join()`)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -102,8 +103,14 @@ class LocalSGD(OptimizerWrapper):
         self._outer = PLAIN_MEAN if outer is None and rounds else outer
         if self._outer is not None:
             self.features.add("local_sgd_outer")
-            if here.servers_save:
+            if settings.checkpoint_dir:
                 self.features.add("saved_averages")
+            elif here.servers_save:
+                warnings.warn(
+                    "what the dedicated servers save of LocalSGD with outer, wire or parameter_wire cannot be taken up "
+                    "again: give the next run another job name",
+                    stacklevel=2,
+                )
         here.features.take(self.features)
         self._fragments = Fragments([self._averaging_of(part) for part in self._plan.cut(self._found)], self._plan)
         self._has_stepped = False
