@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -134,9 +134,15 @@ def _hidden_tensors(output: Any) -> list[torch.Tensor]:
             elif isinstance(one, (list, tuple, set, frozenset)):
                 waiting += one
             else:
-                slots = [name for kind in type(one).__mro__ for name in getattr(kind, "__slots__", ())]
-                waiting += [*getattr(one, "__dict__", {}).values(), *(getattr(one, name, None) for name in slots)]
+                waiting += [*getattr(one, "__dict__", {}).values(), *_slots_of(one)]
     return found
+
+
+def _slots_of(one: Any) -> Iterator[Any]:
+    for kind in type(one).__mro__:
+        names = kind.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            yield getattr(one, name, None)
 
 
 def _tell_nobody(_one: int | None, _last: int | None, _reached: bool) -> None:

@@ -92,8 +92,7 @@ class ModelJoins(Wrapper):
             Features.refuse("other_join", "join")
         trained = self.trained_model()
         place = TorchJoin(joinables, divide_by_initial_world_size, lambda: None)
-        joined = _begin(trained, place, throw_on_early_termination)
-        trained.enter_join(joined)
+        joined = _begin(trained, place, throws=throw_on_early_termination)
         try:
             yield
             joined.shadow_others()
@@ -130,10 +129,9 @@ class ModelJoins(Wrapper):
         if hook.in_other_join:
             Features.refuse("other_join", "join")
         trained = self.trained_model()
+        # A rank without data does not help the others if it raises.
+        _begin(trained, hook.place, certain=not config.throw_on_early_termination)
         trained.torch_join = hook.place
-        joined = _begin(trained, hook.place)
-        if not config.throw_on_early_termination:  # which no rank outlives that runs out of data
-            trained.enter_join(joined)
 
     def _present_join(self) -> JoinedTraining | None:
         return _begin_again(self.trained_model())
@@ -176,9 +174,11 @@ class _Joinables:
 _joinables = _Joinables()
 
 
-def _begin(trained: TrainedModel, place: TorchJoin, throws: bool = False) -> JoinedTraining:
+def _begin(trained: TrainedModel, place: TorchJoin, certain: bool = True, throws: bool = False) -> JoinedTraining:
     control = trained.context.present_control
     joined = JoinedTraining(trained, control, place.divides_by_initial, throws, place.call_idle, place.joinables)
+    if certain:
+        trained.enter_join(joined)
     trained.join = joined
     return joined
 
@@ -190,7 +190,7 @@ def _begin_again(trained: TrainedModel) -> JoinedTraining | None:
     """
     place = trained.torch_join
     if trained.join is None and place is not None and not _is_other_join_under_way(place.joinables):
-        _begin(trained, place)
+        _begin(trained, place, certain=False)
     return trained.join
 
 

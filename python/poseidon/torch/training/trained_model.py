@@ -115,7 +115,7 @@ class TrainedModel:
         return replica
 
     def _is_in_join(self) -> bool:
-        return self.join is not None
+        return self.features.has("join")
 
     def _is_updated_here(self) -> bool:
         """Whether optimizers of this process update all parameters, and servers do not."""
