@@ -130,8 +130,10 @@ class ModelJoins(Wrapper):
             Features.refuse("other_join", "join")
         trained = self.trained_model()
         # A rank without data does not help the others if it raises.
-        _begin(trained, hook.place, certain=not config.throw_on_early_termination)
+        joined = _begin(trained, hook.place, certain=not config.throw_on_early_termination)
         trained.torch_join = hook.place
+        # An error in the program has ended it if its object, which holds this one, goes before it is over.
+        weakref.finalize(hook, trained.end_join, joined).atexit = False
 
     def _present_join(self) -> JoinedTraining | None:
         return _begin_again(self.trained_model())
