@@ -91,6 +91,7 @@ class ModelJoins(Wrapper):
         if _is_other_join_under_way(joinables):
             Features.refuse("other_join", "join")
         trained = self.trained_model()
+        trained.features.check("join")
         place = TorchJoin(joinables, divide_by_initial_world_size, lambda: None)
         joined = _begin(trained, place, throws=throw_on_early_termination)
         try:
@@ -129,6 +130,7 @@ class ModelJoins(Wrapper):
         if hook.in_other_join:
             Features.refuse("other_join", "join")
         trained = self.trained_model()
+        trained.features.check("join")
         # A rank without data does not help the others if it raises.
         joined = _begin(trained, hook.place, certain=not config.throw_on_early_termination)
         trained.torch_join = hook.place
