@@ -157,12 +157,8 @@ def overhead(_: int, args: argparse.Namespace, name: str, folder: str) -> None:
     """One worker alone: the share of a compiled step that wrapping adds, and what a second bare model seems to add."""
     torch.set_num_threads(1)
     poseidon.init(rank=0, world_size=1)
-    models: list[Any] = [built(name, args.backend)]
-    for wrapper in (lambda module: module, poseidon.DistributedDataParallel):
-        torch.manual_seed(0)
-        again = MODELS[name]()
-        again.compile(backend=args.backend)
-        models.append(wrapper(again))
+    models: list[Any] = [built(name, args.backend) for _ in range(3)]  # nothing is compiled before the first step
+    models[2] = poseidon.DistributedDataParallel(models[2])
     optimizers = [torch.optim.SGD(model.parameters(), lr=1e-6) for model in models]
     rounds = []
     for step in range(args.rounds + 3):

@@ -22,9 +22,8 @@ struct HelloBody {
 };
 
 constexpr std::string_view kHostLine = "host ";
-
-constexpr std::string_view kSavesLine = "saves";
 constexpr std::string_view kOf = " of ";
+constexpr std::string_view kSavesLine = "saves";
 
 /// Takes a number off the beginning of the text. Returns false if there is none.
 bool take_number(std::string_view& text, std::uint32_t& number) {

@@ -105,9 +105,8 @@ class ChangeWatch:
                 )
             if self._tensors != list(map(_tensor_of, self._synced)):
                 self._refuse_swapped()
-            if (
-                self._entries
-            ):  # one of them, by turns: it takes longer, and what is converted is the whole model or part
+            # One of them, by turns: it takes longer, and what is converted is the whole model or a part of it.
+            if self._entries:
                 self.check_heard([self._entries[self._looks % len(self._entries)]])
                 self._looks += 1
             self._check_stored()

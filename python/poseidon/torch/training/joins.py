@@ -36,7 +36,6 @@ class ModelJoinHook(JoinHook):
 
     def __init__(self, model: TrainedModel, place: TorchJoin) -> None:
         self.place = place
-        self.in_other_join = _is_other_join_under_way(place.joinables)
         self._model = model
 
     def main_hook(self) -> None:
@@ -87,12 +86,9 @@ class ModelJoins(Wrapper):
 
     @contextmanager
     def _join_alone(self, divide_by_initial_world_size: bool, throw_on_early_termination: bool) -> Iterator[None]:
-        joinables = object()
-        if _is_other_join_under_way(joinables):
-            Features.refuse("other_join", "join")
         trained = self.trained_model()
-        trained.features.check("join")
-        place = TorchJoin(joinables, divide_by_initial_world_size, lambda: None)
+        place = TorchJoin(object(), divide_by_initial_world_size, lambda: None)
+        _check(trained, place)
         joined = _begin(trained, place, throws=throw_on_early_termination)
         try:
             yield
@@ -127,10 +123,8 @@ class ModelJoins(Wrapper):
         hook: ModelJoinHook | None = None if reference is None else reference()
         if not config.enable or hook is None or self.trained_model().sync is None:
             return
-        if hook.in_other_join:
-            Features.refuse("other_join", "join")
         trained = self.trained_model()
-        trained.features.check("join")
+        _check(trained, hook.place)
         # A rank without data does not help the others if it raises.
         joined = _begin(trained, hook.place, certain=not config.throw_on_early_termination)
         trained.torch_join = hook.place
@@ -176,6 +170,13 @@ class _Joinables:
 
 
 _joinables = _Joinables()
+
+
+def _check(trained: TrainedModel, place: TorchJoin) -> None:
+    """Raises InvalidArgument if the model cannot be joined here and now."""
+    if _is_other_join_under_way(place.joinables):
+        Features.refuse("other_join", "join")
+    trained.features.check("join")
 
 
 def _begin(trained: TrainedModel, place: TorchJoin, certain: bool = True, throws: bool = False) -> JoinedTraining:

@@ -1,4 +1,5 @@
 // hello: a worker says who it is, and joins its job.
+#include <optional>
 #include <utility>
 
 #include "server/core/connection.h"
@@ -30,17 +31,11 @@ Status ServerCore::Handlers::hello(ServerCore& core, Connection& from, const wir
   // If the system does not permit it, the worker at the other end has reported that.
   static_cast<void>(from.flow().set_traffic_class(traffic_class_of(core.options_, hello.priority_class)));
   if (core.handover_ != nullptr) core.handover_->joined(name, from.id(), hello);
-  wire::Hello answer{0,
-                     hello.worker_count,
-                     hello.job,
-                     hello.flow,
-                     core.other_cores_,
-                     hello.priority_class,
-                     hello.generation,
-                     wire::Pace(),
-                     hello.run};
-  answer.saves = core.surroundings_.checkpoints != nullptr;
-  from.send_text(answer.make(), [] {});
+  const bool saves = core.surroundings_.checkpoints != nullptr;
+  from.send_text(wire::Hello{0, hello.worker_count, hello.job, hello.flow, core.other_cores_, hello.priority_class,
+                             hello.generation, wire::Pace(), hello.run, std::nullopt, saves}
+                     .make(),
+                 [] {});
   return {};
 }
 
