@@ -51,8 +51,9 @@ from feature_training import Answer, init_options, train
 from poseidon import options
 from poseidon.launch import free_port
 from server_process import started_server
+from waiting import SLOWED
 
-LIMIT_S = 25.0  # of one job
+LIMIT_S = 25.0 * SLOWED  # of one job
 _AT_ONCE = 2
 GOOD = ("right", "right, unseen", "refused", "no such argument", "refused by torch")
 _OTHERS_FAILED = ("Aborted", "PeerLost", "PoseidonTimeout")  # kinds of errors that tell of another rank

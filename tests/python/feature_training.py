@@ -38,10 +38,10 @@ from features import with_prefix
 from poseidon.errors import PoseidonError
 from poseidon.torch.process.context import memberships
 from torch_cases import digest
-from waiting import compute_for, happens
+from waiting import SLOWED, compute_for, happens
 
-TIMEOUT_S = 8.0  # of the job
-_PATIENCE_S = 4.0  # in which the other ranks meet an error of their own, before they hear of this one's
+TIMEOUT_S = 8.0 * SLOWED  # of the job
+_PATIENCE_S = 4.0 * SLOWED  # in which the other ranks meet an error of their own, before they hear of this one's
 _HEAD_START_S = 0.01  # of rank 0, which the others otherwise find after a tenth of a second
 _PART = (0, 2)
 _SLOW, _PAUSE_FROM, _PAUSE_S = 2, 12, 0.04

@@ -5,6 +5,7 @@ Only here may a test sleep. Where it must elsewhere, a comment on the line says 
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# How many times longer than alone on a machine a test may take: some run at a low priority (tools/tests.sh).
+SLOWED = float(os.environ.get("TEST_PATIENCE", "1"))
 PATIENCE_S = 60.0  # so long that only a fault takes longer, however slow the machine is
 
 # The first lines of a program that a test writes.

@@ -26,8 +26,9 @@ from typing import Any
 
 from forked import FORK
 from poseidon.launch import free_port
+from waiting import SLOWED
 
-CASE_TIMEOUT_S = 60.0 * float(os.environ.get("TEST_PATIENCE", "1"))  # tools/tests.sh: some run at low priority
+CASE_TIMEOUT_S = 60.0 * SLOWED
 JOB_TIMEOUT_S = 30.0
 TORCH = "poseidon.torch"
 _job_ids = itertools.count(1)
