@@ -13,12 +13,6 @@
 
 namespace poseidon::testing {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kSanitized = true;  // it takes some ten times as long
-#else
-inline constexpr bool kSanitized = false;
-#endif
-
 /// The scenario that follows from a seed.
 struct Scenario {
   std::uint64_t seed = 0;

@@ -10,6 +10,7 @@
 #include <iostream>
 
 #include "base/clock.h"
+#include "cpp/base/sanitized.h"
 
 namespace poseidon::testing {
 namespace {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "cpp/base/sanitized.h"
 #include "cpp/client/cluster.h"
 #include "cpp/rendezvous/memory_store.h"
 #include "plan/mesh.h"

@@ -75,7 +75,7 @@ class ServerRate : public testing::ServerWithWorkers, public ::testing::Test {
   }
 
   static constexpr std::uint64_t kRate = 10'000'000;
-  static constexpr std::size_t kBytes = 500'000;  // 50 ms of the rate
+  static constexpr std::size_t kBytes = 500'000;  // 50 ms of the rate kRate
   Options options_;
 };
 
@@ -96,13 +96,14 @@ TEST_F(ServerRate, AJobMovesNoMoreThanItsRateAndOthersAreNotSlowedDown) {
 
 class CodedServerRate : public ServerRate {
  protected:
-  CodedServerRate() : ServerRate(CodingPolicy::on) {}
+  // So low a rate that a slow coder does not matter beside it.
+  CodedServerRate() : ServerRate(CodingPolicy::on) { options_.rate_limit = kRate / 4; }
 };
 
 TEST_F(CodedServerRate, AJobIsChargedForTheBytesThatTravel) {
   start(options_, "127.0.0.1:0");
   const auto worker = join(0, 1, "one");
-  EXPECT_LE(steps(*worker, 1, 9), 8 * 0.05 / 2) << "zeros take next to no bytes";
+  EXPECT_LE(steps(*worker, 1, 9), 8 * 0.2 / 2) << "zeros take next to no bytes";
   const auto begin = Clock::now();
   for (std::uint32_t chunk = 1; chunk <= 20; ++chunk) {
     auto push = push_of(0, 1);
@@ -110,7 +111,7 @@ TEST_F(CodedServerRate, AJobIsChargedForTheBytesThatTravel) {
     send(*worker, push, Bytes(kBytes));
   }
   EXPECT_TRUE(worker->recorder.wait_messages(10 + 20));
-  EXPECT_LE(Clock::now() - begin, std::chrono::milliseconds(20 * 50 / 2)) << "also with many under way";
+  EXPECT_LE(Clock::now() - begin, std::chrono::milliseconds(20 * 200 / 2)) << "also with many under way";
 }
 
 TEST_F(ServerRate, AJobThatIsHardlyAheadDoesNotWaitForAnother) {
