@@ -10,7 +10,7 @@
 #include <iostream>
 
 #include "base/clock.h"
-#include "cpp/base/sanitized.h"
+#include "simulation/sanitized.h"
 
 namespace poseidon::testing {
 namespace {

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "cpp/base/sanitized.h"
 #include "cpp/client/cluster.h"
 #include "cpp/transport/own_sockets.h"
+#include "simulation/sanitized.h"
 
 namespace poseidon::testing {
 namespace {

@@ -13,10 +13,10 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "cpp/base/sanitized.h"
 #include "cpp/client/cluster.h"
 #include "cpp/rendezvous/memory_store.h"
 #include "plan/mesh.h"
+#include "simulation/sanitized.h"
 #include "simulation/simulation.h"
 #include "transport/inproc/inproc_transport.h"
 #include "worker/join.h"
