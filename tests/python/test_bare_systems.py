@@ -24,6 +24,7 @@ import workers
 from poseidon import _core
 from poseidon.launch import free_port
 from poseidon.options import available_cpu_count
+from waiting import SLOWED
 
 WITHOUT_PROC = """
 import os, sys, torch, poseidon.torch as poseidon
@@ -85,7 +86,7 @@ def train_where_rank_1_may_share_nothing(transport: str) -> float:
 def test_a_rank_that_may_share_no_memory_is_reached_over_the_network() -> None:
     first, second = workers.run_fresh(2, train_where_rank_1_may_share_nothing, "auto")
     assert first == second == 48.0  # the mean of 1 and 2 times the 2 rows of 16 ones
-    answers = workers.run_fresh(2, train_where_rank_1_may_share_nothing, "shm", POSEIDON_TIMEOUT="3")
+    answers = workers.run_fresh(2, train_where_rank_1_may_share_nothing, "shm", POSEIDON_TIMEOUT=str(3 * SLOWED))
     assert "use transport=auto" in str(answers[1])
 
 

@@ -16,6 +16,7 @@ from poseidon.errors import InvalidArgument
 from poseidon.torch.recovery.objects import TrainingObjects
 from recovery_cases import Fault, Supervisor, batch, network, parameters_and_state, train
 from test_torch_recovery import PLAIN, SIZE, STEPS, undisturbed
+from waiting import SLOWED
 
 
 def parts() -> tuple[poseidon.DistributedDataParallel, torch.optim.Optimizer]:
@@ -113,7 +114,7 @@ def exchange_after_update(folder: Path) -> str:
 
 
 def test_without_undo_nothing_may_be_exchanged_after_an_update(tmp_path: Path) -> None:
-    texts = Supervisor(tmp_path, 2, POSEIDON_TIMEOUT="2").run(exchange_after_update)
+    texts = Supervisor(tmp_path, 2, POSEIDON_TIMEOUT=str(2 * SLOWED)).run(exchange_after_update)
     assert any("undo=False" in text for text in texts), "the other one may have been told before it came so far"
 
 

@@ -19,7 +19,7 @@ from poseidon.errors import Aborted, Refused
 from poseidon.restore import restore
 from recovery_cases import Fault, Faults, Supervisor, make_optimizer, network, parameters_and_state, train
 from test_torch_recovery_misuse import error_of, loss_of
-from waiting import wait_until
+from waiting import SLOWED, wait_until
 
 STEPS = 9
 SIZE = 2
@@ -322,7 +322,7 @@ def test_misuse_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_attempt_is_one_step_for_the_servers(tmp_path: Path) -> None:
-    texts = supervisor(tmp_path, POSEIDON_TIMEOUT="2").run(two_backwards)
+    texts = supervisor(tmp_path, POSEIDON_TIMEOUT=str(2 * SLOWED)).run(two_backwards)
     assert any("made 2 synchronizing backward passes" in text for text in texts), "the other one may have been told"
 
 

@@ -16,6 +16,7 @@ import workers
 from poseidon.errors import InvalidArgument, PoseidonError
 from recovery_cases import Fault, Faults, Supervisor
 from torch_cases import all_equal, assert_close, mlp, mlp_batch, parameters_digest
+from waiting import SLOWED
 
 STEPS = 6
 FACTORS = {"POSEIDON_SMALL_BYTES": "256"}
@@ -118,7 +119,7 @@ def train_with_weights_of_before(folder: Path) -> str:
 
 def test_weights_of_workers_before_a_replacement_are_refused(tmp_path: Path) -> None:
     # The replacement waits in vain for the one that has failed.
-    survivor, _ = Supervisor(tmp_path, 2, POSEIDON_TIMEOUT="3").run(train_with_weights_of_before)
+    survivor, _ = Supervisor(tmp_path, 2, POSEIDON_TIMEOUT=str(3 * SLOWED)).run(train_with_weights_of_before)
     assert "workers were replaced since set_weight: call it in each attempt" in survivor
 
 
@@ -244,7 +245,7 @@ def test_ranks_in_different_steps_have_no_mean_over_rows(option: str) -> None:
 
 
 def two_weights_for_one_averaging() -> list[str]:
-    poseidon.init(timeout=10)
+    poseidon.init(timeout=10 * SLOWED)
     texts = []
     model = mlp()
     optimizer = poseidon.LocalSGD(model, torch.optim.SGD(model.parameters(), lr=0.1), every=2)
