@@ -27,7 +27,7 @@ from poseidon.launch import free_port
 from server_process import server_process
 from test_torch_server_update import Model, Spec, assert_same_bits, assert_same_state, optimizer_of, step_once
 from torch_cases import all_equal, parameters_digest
-from waiting import compute_for, wait_until
+from waiting import SLOWED, compute_for, wait_until
 
 _core = pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 EVERY = 5
@@ -55,7 +55,7 @@ def exchanged(port: int, addresses: list[str], directory: Path | None, first: in
     written.
     """
     parameters = {"w": np.linspace(-1, 1, 30_000, dtype="float32"), "b": np.ones(7)}
-    with poseidon.connect(servers=addresses, master_port=port, chunk_bytes=4096, timeout=20) as exchange:
+    with poseidon.connect(servers=addresses, master_port=port, chunk_bytes=4096, timeout=20 * SLOWED) as exchange:
         version = exchange.declare(parameters, resume=directory is not None)
         exchange.set_rule(["w", "b"], poseidon.UpdateRule("sgd", lr=0.1, momentum=0.9))
         exchange.pull(parameters)
@@ -123,7 +123,7 @@ def until_lost(port: int, address: str) -> int:
     ones = np.ones(50_000, "float32")
     counted = np.zeros_like(ones)
     try:
-        with poseidon.connect(servers=[address], master_port=port, chunk_bytes=4096, timeout=20) as exchange:
+        with poseidon.connect(servers=[address], master_port=port, chunk_bytes=4096, timeout=20 * SLOWED) as exchange:
             version = exchange.declare({"count": counted}, resume=True)
             exchange.pull("count", out=counted)
             assert np.all(counted == version)
@@ -230,7 +230,7 @@ def test_resume_is_for_servers() -> None:
 
 def command(*words: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "poseidon", "checkpoint", *words]
-    return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(line, capture_output=True, text=True, timeout=60 * SLOWED, check=False)
 
 
 def test_the_command_lists_and_checks(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_server_says_that_it_cannot_write_and_goes_on(tmp_path: Path) -> None:
         expected = "poseidon server: checkpoint version 5 of job 'default' is lost, training goes on"
         wait_until(lambda: expected in said.read_text(), lambda: f"{expected!r} in {said.read_text()!r}")
         process.terminate()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=20 * SLOWED) == 0
 
 
 def test_a_server_ends_although_nobody_reads_what_it_says(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_server_ends_although_nobody_reads_what_it_says(tmp_path: Path) -> Non
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(1.5)  # in which it looks for what there is to say, as it does once a second
             process.terminate()
-            assert process.wait(timeout=10) == 0
+            assert process.wait(timeout=10 * SLOWED) == 0
     finally:
         os.close(read)
         os.close(write)
@@ -299,7 +299,7 @@ def test_a_server_ends_although_nobody_reads_what_it_says(tmp_path: Path) -> Non
 def exchanged_anyway(port: int, addresses: list[str]) -> bytes:
     """A layer that nobody assigns: without an assignment no server looks for older versions."""
     out = np.zeros(100, "float32")
-    with poseidon.connect(servers=addresses, master_port=port, timeout=20) as exchange:
+    with poseidon.connect(servers=addresses, master_port=port, timeout=20 * SLOWED) as exchange:
         client = exchange._client
         layer, _ = client.add_layers([_core.Layer("w", "float32", 100, scheme="ps", stored=True)])
         for _ in range(2 * EVERY):
@@ -310,7 +310,7 @@ def exchanged_anyway(port: int, addresses: list[str]) -> bytes:
 
 def test_a_wrong_directory_is_one_line() -> None:
     line = [sys.executable, "-m", "poseidon", "server", "--port", "7300", "--server-cores", "2", "--checkpoint-dir"]
-    done = subprocess.run([*line, "/proc/none"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([*line, "/proc/none"], capture_output=True, text=True, timeout=60 * SLOWED, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith("poseidon: checkpoint_dir: cannot write to /proc/none")
     assert done.stderr.endswith("; choose a folder in which this process may write\n"), "ports have no part in it"

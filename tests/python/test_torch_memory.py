@@ -17,6 +17,7 @@ from torch import nn
 import poseidon.torch as poseidon
 import workers
 from torch_cases import mean_loss, mlp, mlp_batch
+from waiting import SLOWED
 
 SIZE = 1024
 STEPS = 150
@@ -139,7 +140,7 @@ def test_a_script_that_ends_prints_nothing(tmp_path: Path) -> None:
     script = tmp_path / "ends.py"
     script.write_text(ENDS)
     command = [sys.executable, "-m", "poseidon", "run", "-n", "2", str(script)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60 * SLOWED, check=True)
     assert (ended.stdout, ended.stderr) == ("", "")
 
 
@@ -173,6 +174,6 @@ def test_a_script_whose_hooks_refer_to_the_model_prints_nothing(end: list[str], 
     script = tmp_path / "hooks.py"
     script.write_text(HOOKS)
     command = [sys.executable, "-m", "poseidon", "run", "-n", "2", str(script), *end]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60 * SLOWED, check=True)
     assert ended.stdout == ""
     assert ("nanobind: leaked" in ended.stderr) if end == ["warned"] else ended.stderr == ""

@@ -94,16 +94,18 @@ TEST_F(ServerRate, AJobMovesNoMoreThanItsRateAndOthersAreNotSlowedDown) {
   EXPECT_TRUE(limited->recorder.wait_messages(11)) << "what was late comes in the end";
 }
 
+/// At so low a rate that a slow coder does not matter beside it.
 class CodedServerRate : public ServerRate {
  protected:
-  // So low a rate that a slow coder does not matter beside it.
   CodedServerRate() : ServerRate(CodingPolicy::on) { options_.rate_limit = kRate / 4; }
+  static constexpr std::chrono::milliseconds kPlain{200};  // kBytes of the rate, if they were not coded
 };
 
 TEST_F(CodedServerRate, AJobIsChargedForTheBytesThatTravel) {
   start(options_, "127.0.0.1:0");
   const auto worker = join(0, 1, "one");
-  EXPECT_LE(steps(*worker, 1, 9), 8 * 0.2 / 2) << "zeros take next to no bytes";
+  EXPECT_LE(steps(*worker, 1, 9), std::chrono::duration<double>(8 * kPlain / 2).count())
+      << "zeros take next to no bytes";
   const auto begin = Clock::now();
   for (std::uint32_t chunk = 1; chunk <= 20; ++chunk) {
     auto push = push_of(0, 1);
@@ -111,7 +113,7 @@ TEST_F(CodedServerRate, AJobIsChargedForTheBytesThatTravel) {
     send(*worker, push, Bytes(kBytes));
   }
   EXPECT_TRUE(worker->recorder.wait_messages(10 + 20));
-  EXPECT_LE(Clock::now() - begin, std::chrono::milliseconds(20 * 200 / 2)) << "also with many under way";
+  EXPECT_LE(Clock::now() - begin, 20 * kPlain / 2) << "also with many under way";
 }
 
 TEST_F(ServerRate, AJobThatIsHardlyAheadDoesNotWaitForAnother) {
