@@ -16,7 +16,7 @@ from structure.dead import check_dead_headers, check_dead_modules
 from structure.edges import PACKAGE, cpp_edges, python_edges
 from structure.report import report
 from structure.rooms import CPP_DOORS, PYTHON_DOORS, check_doors, check_rooms_are_listed
-from structure.seam import check_seam, check_sleeps
+from structure.seam import check_kills, check_seam, check_sleeps
 from structure.text import check_environment, check_length, check_markdown
 from structure.tree import Tree
 
@@ -38,6 +38,7 @@ def violations(tree: Tree) -> Iterator[str]:
     yield from check_environment(tree)
     yield from check_seam(tree)
     yield from check_sleeps(tree)
+    yield from check_kills(tree)
 
 
 def main() -> int:

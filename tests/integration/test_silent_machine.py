@@ -16,7 +16,7 @@ import pytest
 from poseidon.admin import Address, AdminClient
 from poseidon.launch import free_port
 from server_process import started_server
-from waiting import IN_PROGRAMS, wait_until
+from waiting import IN_PROGRAMS, end, wait_until
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2")
@@ -90,5 +90,4 @@ def test_the_job_of_a_machine_without_power_is_dropped_after_the_timeout() -> No
             assert time.monotonic() > began + 1
             assert client.jobs()["memory_bytes"] == 0
         finally:
-            worker.kill()
-            worker.wait()
+            end(worker)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from waiting import IN_PROGRAMS
+from waiting import IN_PROGRAMS, end
 
 # For tests that judge rates or shares of rates. What else runs on the machine lowers them, so a failure counts only
 # when it comes three times in a row.
@@ -46,6 +46,6 @@ def metered(namespace: str, device: str, byte_count: int) -> Iterator[list[float
         try:
             yield rates
         except BaseException:
-            meter.kill()
+            end(meter)
             raise
         rates.append(float(meter.stdout.readline()))

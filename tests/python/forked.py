@@ -8,6 +8,8 @@ import sys
 from multiprocessing import get_context
 from pathlib import Path
 
+from waiting import end
+
 FORK = get_context("forkserver")
 FORK.set_forkserver_preload(
     [
@@ -44,9 +46,7 @@ def run_script(command: list[str], environments: list[dict[str, str]], folder: P
             process.join(timeout_s)
         codes = [process.exitcode for process in processes]
     finally:
-        for process in processes:
-            process.kill()
-            process.join()
+        end(*processes)
     outputs = [file.read_text() if file.exists() else "" for file in files]
     assert codes == [0] * len(codes), f"{command} ended with {codes}:\n" + "\n".join(outputs)
     return outputs

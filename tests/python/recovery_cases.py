@@ -31,7 +31,7 @@ from poseidon.options import resolve
 from poseidon.schemes import is_lossy
 from poseidon.torch.process.context import context
 from torch_cases import digest
-from waiting import SLOWED, compute_for, happens, wait_until
+from waiting import SLOWED, compute_for, end, happens, wait_until
 from workers import job_variables
 
 JOB_SECONDS = 40.0 * SLOWED
@@ -215,8 +215,7 @@ class Supervisor:
                         self.restarted += 1
                         start(rank)
         finally:
-            for _, process in (*workers.values(), *servers.values()):
-                process.kill()
+            end(*(process for _, process in (*workers.values(), *servers.values())))
         return [self._answer(rank) for rank in range(self._size)]
 
     def _answer(self, rank: int) -> Any:

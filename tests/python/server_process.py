@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from waiting import end
+
 
 @contextlib.contextmanager
 def server_process(*arguments: str, stderr: int | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
@@ -33,5 +35,4 @@ def started_server(
             text += line
         yield process, json.loads(text)
     finally:
-        process.kill()
-        process.wait()
+        end(process)

@@ -10,6 +10,7 @@ from typing import Any
 
 import workers
 from poseidon.launch import free_port
+from waiting import end
 
 CASES = workers.__file__.replace("workers.py", "tensorflow_cases.py")
 TIMEOUT_S = 170
@@ -31,7 +32,6 @@ def answers(world_size: int, *cases: str, script: str = CASES, **environment: st
     try:
         outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in processes]
     finally:
-        for process in processes:
-            process.kill()
+        end(*processes)
     assert [process.returncode for process in processes] == [0] * world_size
     return [json.loads(output.splitlines()[-1]) for output in outputs]

@@ -27,7 +27,7 @@ from poseidon.launch import free_port
 from server_process import server_process
 from test_torch_server_update import Model, Spec, assert_same_bits, assert_same_state, optimizer_of, step_once
 from torch_cases import all_equal, parameters_digest
-from waiting import SLOWED, compute_for, wait_until
+from waiting import SLOWED, compute_for, end, wait_until
 
 _core = pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 EVERY = 5
@@ -80,7 +80,7 @@ def test_a_killed_server_goes_on_where_its_checkpoint_was(tmp_path: Path, server
         _, straight = run([address], 1, 15, None)
     with server_process(*arguments(tmp_path)) as (process, address):
         assert run([address], 1, 12)[0] == 0
-        process.kill()
+        end(process)
     several_cores = server_process(*arguments(tmp_path, "--server-cores", "3"))
     with several_cores as (_, address), server_process(*arguments(tmp_path)) as (_, other):
         version, parameters = run([address, other][:server_count], 11, 15)
@@ -143,7 +143,7 @@ def test_servers_may_be_killed_at_any_moment(tmp_path: Path) -> None:
             running = pool.submit(workers.run, 2, until_lost, free_port(), address)
             wait_for(tmp_path, reached + 1)
             assert not wait([running], delays.uniform(0, 0.3)).done
-            process.kill()
+            end(process)
             assert all_equal(versions := running.result())
         assert versions[0] >= reached
         reached = max(complete_versions(tmp_path))
@@ -185,7 +185,7 @@ def test_an_optimizer_resumes_what_the_servers_have(tmp_path: Path, spec: Spec) 
         assert all_equal(answers)
         assert answers[0][0] == 0
         wait_for(tmp_path, 5)
-        process.kill()
+        end(process)
     with server_process(*arguments(tmp_path)) as (_, address):
         answers = workers.run(2, trained, spec, 6, 10, servers=[address], **options)
         assert all_equal(answers)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from waiting import IN_PROGRAMS, runs, steady, wait_for, wait_until
+from waiting import IN_PROGRAMS, end, runs, steady, wait_for, wait_until
 
 POSEIDON = [sys.executable, "-m", "poseidon"]
 
@@ -106,7 +106,7 @@ def test_a_signal_ends_a_run_whose_output_nobody_reads(tmp_path: Path, talkers: 
         assert process.wait(20) == 128 + number
         assert time.monotonic() - began < (10 if "0" in talkers else 4)
     finally:
-        process.kill()
+        end(process)
     assert have_ended(tmp_path)
     assert os.listdir(tmp_path / "own") == []
 
@@ -118,7 +118,7 @@ def test_a_failure_ends_the_other_workers_although_nobody_reads(tmp_path: Path) 
         wait_until(lambda: have_ended(tmp_path), "the workers' end", 20)
         text, _ = process.communicate(timeout=20)
     finally:
-        process.kill()
+        end(process)
     assert process.returncode == 3
     assert b"poseidon: rank 2 failed first, with exit code 3" in text
 

@@ -17,7 +17,7 @@ from poseidon.errors import InvalidArgument
 from poseidon.launch import Failure, free_port, launch, run_workers
 from poseidon.launch.run import MOST_LINE_BYTES, Lines
 from poseidon.options import available_cpu_count
-from waiting import IN_PROGRAMS, runs, wait_until
+from waiting import IN_PROGRAMS, end, runs, wait_until
 
 POSEIDON = [sys.executable, "-m", "poseidon"]
 SLEEPER = f"""{IN_PROGRAMS}
@@ -264,8 +264,7 @@ def test_nohup_lets_workers_outlive_the_terminal(script: Callable[[str], str], t
 
 def test_killing_the_launcher_ends_the_workers(script: Callable[[str], str], tmp_path: Path) -> None:
     process, pids = start_sleepers(script, tmp_path, 2)
-    process.kill()
-    process.wait()
+    end(process)
     wait_until(lambda: not any(runs(pid) for pid in pids), "the end of the workers", 10)
 
 

@@ -19,7 +19,7 @@ from flight_records import link, record, waiting, write
 from poseidon.cli.main import app
 from poseidon.doctor import Verdict, diagnose, group, load
 from poseidon.launch import free_port
-from waiting import IN_PROGRAMS, meet, wait_until
+from waiting import IN_PROGRAMS, end, meet, wait_until
 
 WAITS = (waiting("w", 3, servers=(0,)),)
 ALL_LINKS = tuple(link(rank) for rank in range(4))
@@ -308,8 +308,7 @@ def fail(tmp_path: Path, mode: str) -> dict[str, Any]:
             processes[1].kill()
         processes[1].communicate(timeout=20)
     finally:
-        for process in processes:
-            process.kill()
+        end(*processes)
     code, output = doctor("--json", str(records))
     assert code == 0, output
     (one,) = json.loads(output)

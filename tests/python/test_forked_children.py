@@ -17,7 +17,7 @@ import poseidon.torch as poseidon
 from forked import FORK
 from poseidon.errors import PoseidonError
 from poseidon.launch import free_port
-from waiting import IN_PROGRAMS, runs, stay, wait_until
+from waiting import IN_PROGRAMS, end, runs, stay, wait_until
 from workers import job_variables
 
 CHILDREN = 8
@@ -53,9 +53,7 @@ def test_a_killed_rank_is_known_although_its_children_live(transport: str, tmp_p
     assert all(Path(f"/proc/{pid}").exists() for pid in children)  # as many as hold copies of everything
     for pid in children:
         os.kill(pid, signal.SIGKILL)
-    for process in ranks:
-        process.kill()
-        process.join()
+    end(*ranks)
     known, _, error = (tmp_path / "known").read_text().partition(" ")
     assert re.search("lost (the shard of )?rank 1 ", error)  # whichever connection is looked at first
     assert float(known) - float((tmp_path / "killed").read_text()) < 1
@@ -174,8 +172,7 @@ def test_a_killed_launcher_leaves_no_children_and_no_folder(tmp_path: Path) -> N
     )
     wait_until(lambda: len([file for file in pids.iterdir() if file.read_text()]) == 2, "the workers")
     assert any(folders.glob("poseidon-run-*"))
-    launcher.kill()
-    launcher.wait()
+    end(launcher)
     children = [int(pid) for file in pids.iterdir() for pid in file.read_text().split()]
     assert len(children) == 4
     wait_until(lambda: not any(map(runs, children)), "the end of the workers' children", 20)

@@ -21,7 +21,7 @@ import typer
 
 import flight_records
 from poseidon.cli.main import app
-from waiting import wait_until
+from waiting import end, wait_until
 
 ROOT = typer.main.get_command(app)
 
@@ -144,8 +144,7 @@ def serving(example: str, ports: dict[str, str]) -> Iterator[Callable[[str], str
         yield changed
         assert process.wait(10) == 0
     finally:
-        process.kill()
-        process.wait()
+        end(process)
 
 
 def test_a_server_is_started_watched_and_drained(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from poseidon.launch import free_port
 from poseidon.live import WorkerFigures
 from poseidon.planner import read_run, what_if
 from poseidon.report import report_of_run
+from waiting import end
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 pytest.importorskip("jax")
@@ -40,8 +41,7 @@ def answers(case: str, world_size: int = 2, **environment: str) -> list[Any]:
     try:
         outputs = [process.communicate(timeout=100)[0] for process in processes]
     finally:
-        for process in processes:
-            process.kill()
+        end(*processes)
     return [json.loads(output) if output else None for output in outputs]
 
 

@@ -14,6 +14,7 @@ import pytest
 import workers
 from page_programs import output_on_two, programs
 from poseidon.launch import free_port
+from waiting import end
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 pytest.importorskip("flax")
@@ -36,8 +37,7 @@ def found() -> list[dict[str, Any]]:
     try:
         outputs = [process.communicate(timeout=240)[0] for process in processes]
     finally:
-        for process in processes:
-            process.kill()
+        end(*processes)
     assert [process.returncode for process in processes] == [0, 0]
     return [json.loads(output) for output in outputs]
 

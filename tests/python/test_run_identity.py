@@ -15,7 +15,7 @@ from forked import FORK
 from poseidon.errors import Refused
 from poseidon.launch import free_port
 from poseidon.options.run_identity import run_of
-from waiting import compute_for, wait_for, wait_until
+from waiting import compute_for, end, wait_for, wait_until
 from workers import job_variables
 
 AGENT = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True"}
@@ -101,8 +101,6 @@ def test_a_second_job_at_one_address_is_refused_at_both_sides(
     (mine / "end").touch()
     for process in members:
         process.join(20)
-    for process in members + strangers:
-        process.kill()
-        process.join()
+    end(*(members + strangers))
     assert [process.exitcode for process in members] == [0, 0]
     assert (mine / "step-0").read_text().endswith(" 0")  # no generation after the first

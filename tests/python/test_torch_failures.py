@@ -18,7 +18,7 @@ import poseidon.torch as poseidon
 import workers
 from poseidon.launch import free_port
 from torch_cases import mean_loss, mlp, mlp_batch, own_rows, parameters_digest
-from waiting import compute_for, wait_for
+from waiting import compute_for, end, wait_for
 
 
 def different_model(kind: str) -> None:
@@ -174,8 +174,7 @@ def finish(processes: list[subprocess.Popen[str]]) -> list[tuple[int, str]]:
             _, errors = process.communicate(timeout=40)
             results.append((process.returncode, errors))
     finally:
-        for process in processes:
-            process.kill()
+        end(*processes)
     return results
 
 

@@ -12,7 +12,7 @@ import torch
 import poseidon.torch as poseidon
 from forked import FORK
 from poseidon.launch import free_port
-from waiting import compute_for, wait_for
+from waiting import compute_for, end, wait_for
 from workers import job_variables
 
 
@@ -48,9 +48,7 @@ def test_the_others_servers_go_on(how: str, tmp_path: Path) -> None:
     for process in ranks:
         process.join(20)
     codes = [process.exitcode for process in ranks]
-    for process in ranks:
-        process.kill()
-        process.join()
+    end(*ranks)
     assert codes == [-signal.SIGKILL if how == "is killed" else 0, 0]
     if how != "is killed":
         state = torch.load(tmp_path / "state.pt")["state"]

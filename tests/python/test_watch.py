@@ -30,7 +30,7 @@ from poseidon.errors import InvalidArgument, PoseidonError, Refused, Unreachable
 from poseidon.live import Board, LayerFigures, LinkFigures, LinkMeter, WorkerFigures, read_boards
 from poseidon.torch.process.context import context
 from poseidon.watch import Lateness, WatchService, fetch, is_silent, latest_worker, metrics_text
-from waiting import compute_for
+from waiting import compute_for, end
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana-dashboard.json"
 NAMES = ["fc2.weight", "fc1.weight", "conv.weight"]
@@ -99,9 +99,8 @@ class Shown:
         self.pipe.send(None)
         self.process.join(20)
 
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join(20)
+    def vanish(self) -> None:
+        end(self.process)
 
 
 # The board.
@@ -118,7 +117,7 @@ def test_a_board_is_read_until_its_process_ends(base: Path) -> None:
         assert read_boards() == [second, changed]
         shown[0].end()
         assert read_boards() == [second]
-        shown[1].kill()
+        shown[1].vanish()
         assert read_boards() == []
         folder = base / f"poseidon-{os.getuid()}"
         assert len(list(folder.iterdir())) == 2  # of the process that was killed, and of the one without figures
@@ -127,7 +126,7 @@ def test_a_board_is_read_until_its_process_ends(base: Path) -> None:
         assert len(list(folder.iterdir())) == 1
     finally:
         for one in shown:
-            one.kill()
+            one.vanish()
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(base: Path) -> None:
@@ -147,7 +146,7 @@ def test_half_written_figures_are_not_read(base: Path) -> None:
         path.write_bytes(path.read_bytes()[:-1])
         assert read_boards() == []
     finally:
-        shown.kill()
+        shown.vanish()
 
 
 # Links.
@@ -298,7 +297,7 @@ def test_top_prints_a_table(base: Path) -> None:
         assert [one["rank"] for one in json.loads(top("--json"))] == [0, 1, 2]
     finally:
         for one in shown:
-            one.kill()
+            one.vanish()
 
 
 def test_silence_is_longer_than_a_step() -> None:
@@ -378,7 +377,7 @@ def test_metrics_is_a_service_that_a_signal_ends() -> None:
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) == 0
         finally:
-            process.kill()
+            end(process)
 
 
 # Prometheus and Grafana.

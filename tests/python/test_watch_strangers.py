@@ -90,9 +90,9 @@ def test_a_file_that_no_worker_has_written_is_not_read(base: Path, content: str)
         (path,) = set(mine.parent.iterdir()) - {mine}
         path.write_bytes(with_digest(content))
         assert [one.rank for one in read_boards()] == [1]
-        other.kill()
+        other.vanish()
     finally:
-        process.kill()
+        process.vanish()
 
 
 def test_a_pipe_a_link_and_a_folder_stop_nobody(base: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_pipe_a_link_and_a_folder_stop_nobody(base: Path) -> None:
         assert not looking.is_alive(), "it waits for who writes into the pipe"
         assert [one.rank for one in found[0]] == [1]
     finally:
-        process.kill()
+        process.vanish()
 
 
 def test_names_cannot_colour_a_terminal_or_break_a_line() -> None:

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -74,6 +74,15 @@ def runs(pid: int) -> bool:
     except OSError:
         return False
     return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def end(*processes: Any) -> None:
+    """Kills processes, of `subprocess` or `multiprocessing`, and waits until they are gone and hold no port."""
+    for process in processes:
+        process.kill()
+    for process in processes:
+        gone = process.wait if hasattr(process, "wait") else process.join
+        gone()
 
 
 def compute_for(seconds: float) -> None:

@@ -25,6 +25,8 @@ PAST_IT = re.compile(
 WAITING = Path("tests/python/waiting.py")
 SLEEP = re.compile(r"\btime\.sleep\b|(?<![\w.:])sleep\(|\bfrom time import\b.*\bsleep\b")
 MOST_SLEEPS = 12
+KILL = re.compile(r"\.kill\(\)")
+WAITS = re.compile(r"\.(?:wait|join|communicate)\(")
 FEWEST_WORDS = 4  # of a reason
 
 
@@ -42,6 +44,15 @@ def check_sleeps(tree: Tree) -> Iterator[str]:
                     yield f"{path}:{number}: wait by {WAITING} for what is needed, or say here why the test sleeps"
     if count > MOST_SLEEPS:
         yield f"tests: {count} sleeps outside {WAITING}, at most {MOST_SLEEPS} are allowed"
+
+
+def check_kills(tree: Tree) -> Iterator[str]:
+    """Python tests that kill a process and do not wait: it may hold a port that the next one is to have."""
+    for path in tree.matching(".py", below="tests"):
+        lines = tree.text(path).splitlines() if path != WAITING else []
+        for number, line in enumerate(lines, 1):
+            if KILL.search(line) and not WAITS.search("".join(lines[number : number + 2])):
+                yield f"{path}:{number}: end processes by end() of {WAITING}, which waits until they are gone"
 
 
 def check_seam(tree: Tree) -> Iterator[str]:
