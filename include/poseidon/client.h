@@ -5,6 +5,7 @@
 // with a deadline.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -13,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "poseidon/collective.h"
 #include "poseidon/dtype.h"
 #include "poseidon/options.h"
 #include "poseidon/plan.h"
@@ -304,6 +306,30 @@ class Client {
   /// What is kept of a layer's pushes that have completed, in their order. Any thread.
   virtual std::vector<LayerStats> recorded_pushes(std::uint32_t layer) const = 0;
   virtual TrafficStats traffic() const = 0;
+
+  // Collectives (poseidon/collective.h). They start like exchanges, and each has a number. A communicator is known by
+  // an id that its ranks have agreed on, and that no other one of this client has.
+
+  /// Makes a communicator of these ranks of the client, of which this rank is one. Its ranks count from 0 in this
+  /// order. Not collective: messages of others may come before. ErrorCode::invalid_argument: no such set of ranks, or
+  /// the id is taken.
+  virtual Status add_communicator(std::uint32_t id, std::vector<std::uint32_t> ranks) = 0;
+  /// Starts a call. ErrorCode::invalid_argument: its arrays do not fit its kind. Ranks whose calls differ end the job
+  /// with ErrorCode::mismatch, which names the call here and the rank whose call is another one.
+  virtual Result<std::uint64_t> start_collective(std::uint32_t communicator, CollectiveCall call) = 0;
+  /// Sends to a rank of the communicator, which takes it with receive() and the same tag. Messages with one tag are
+  /// taken in the order in which they were sent.
+  virtual Result<std::uint64_t> send(std::uint32_t communicator, std::uint32_t to, std::uint32_t tag,
+                                     std::span<const std::byte> data) = 0;
+  /// Receives from a rank, or kAnySource, exactly as many bytes as are sent.
+  virtual Result<std::uint64_t> receive(std::uint32_t communicator, std::uint32_t from, std::uint32_t tag,
+                                        std::span<std::byte> memory) = 0;
+  /// Waits until the call has completed. Returns the sender's rank, for receive(). After `limit` it returns
+  /// ErrorCode::timeout, and the call goes on; 0: there is no limit but the job's timeout.
+  virtual Result<std::uint32_t> wait_collective(std::uint64_t call, std::chrono::milliseconds limit,
+                                                const std::function<bool()>& keep_waiting) = 0;
+  /// Whether the call has completed, with or without a failure.
+  virtual bool collective_done(std::uint64_t call) const = 0;
 
   /// Ok as long as the job runs. Afterwards it is the first failure that ended the job, here or on another rank. Cheap,
   /// any thread.

@@ -21,6 +21,7 @@ void bind_layer_rules(nb::module_& module);  // bind_plan() calls it
 void bind_checkpoint(nb::module_& module);
 void bind_update(nb::module_& module);
 void bind_client(nb::module_& module);
+void bind_collective(nb::module_& module);
 void bind_client_stats(nb::module_& module);
 void bind_server(nb::module_& module);
 void bind_machine(nb::module_& module);

@@ -16,6 +16,7 @@
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "bindings/c_exchange.h"
+#include "bindings/collective.h"
 #include "bindings/dtype_name.h"
 #include "bindings/held.h"
 
@@ -29,7 +30,8 @@ using ByteView = nb::ndarray<nb::numpy, const std::uint8_t>;
 /// threads, for which its end would wait for ever. So there nothing ends it.
 class PyClient {
  public:
-  explicit PyClient(std::unique_ptr<Client> client) : client_(std::move(client)), c_exchange_(*client_) {}
+  explicit PyClient(std::unique_ptr<Client> client)
+      : client_(std::move(client)), c_exchange_(*client_), collectives_(*client_) {}
   ~PyClient() {
     if (is_inherited()) {
       static_cast<void>(client_.release());
@@ -41,6 +43,7 @@ class PyClient {
 
   Client& get() { return *client_; }
   CExchange& c_exchange() { return c_exchange_; }
+  PyCollectives& collectives() { return collectives_; }
 
   void start(std::uint32_t layer, Array array, std::uint32_t divisor, std::optional<std::uint64_t> factor_count) {
     check_dtype(layer, array);
@@ -330,6 +333,7 @@ class PyClient {
   const pid_t process_ = ::getpid();
   std::unique_ptr<Client> client_;
   CExchange c_exchange_;
+  PyCollectives collectives_;
   std::unordered_map<std::uint32_t, Layer> layers_;  // the layers that were added here; the core has other layers, too
   Held held_;
   Held held_many_;              // of start_all, by their first layer
@@ -358,6 +362,7 @@ void bind_client(nb::module_& module) {
       .def_prop_ro("run", [](PyClient& self) { return self.get().run(); })
       .def_prop_ro("joining", [](PyClient& self) { return self.get().joining(); })
       .def_prop_ro("servers_save", [](PyClient& self) { return self.get().servers_save(); })
+      .def_prop_ro("collectives", &PyClient::collectives, nb::rv_policy::reference_internal)
       .def_prop_ro(
           "c_exchange", [](PyClient& self) { return reinterpret_cast<std::uintptr_t>(&self.c_exchange().exchange()); },
           "The address of the C interface for plugins (include/poseidon/c_exchange.h), valid as long as this object.")

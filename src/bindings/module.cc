@@ -41,6 +41,7 @@ NB_MODULE(_core, module) {
   poseidon::bindings::bind_checkpoint(module);
   poseidon::bindings::bind_update(module);
   poseidon::bindings::bind_client_stats(module);
+  poseidon::bindings::bind_collective(module);
   poseidon::bindings::bind_client(module);
   poseidon::bindings::bind_server(module);
   poseidon::bindings::bind_machine(module);

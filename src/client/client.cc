@@ -7,6 +7,7 @@
 #include "client/chunk_search.h"
 #include "client/client_impl.h"
 #include "plan/mesh.h"
+#include "plan/partition.h"
 #include "plan/priority.h"
 
 namespace poseidon {
@@ -32,6 +33,12 @@ std::chrono::milliseconds settling_time(int world_size) {
   return std::chrono::milliseconds(static_cast<std::size_t>(world_size) <= kFullMesh ? 0 : 5 * world_size);
 }
 
+/// Chunks of collectives: whole elements of every type, and as large as those of layers.
+std::size_t collective_chunk_bytes(const Options& options) {
+  const std::size_t bytes = options.chunk_bytes == 0 ? Options().chunk_bytes : options.chunk_bytes;
+  return std::max(kChunkAlignmentBytes, bytes / kChunkAlignmentBytes * kChunkAlignmentBytes);
+}
+
 static_assert(kPriorityLevelCount == wire::kPriorityLevels);
 
 }  // namespace
@@ -51,8 +58,12 @@ ClientImpl::ClientImpl(const Options& options, const Cluster& cluster, const Sea
              {[this](UnitState& unit, Operation&& operation) { begin(unit, std::move(operation)); },
               [this](UnitState& unit) { finished(unit); }},
              loop_),
-      report_(options_, seat_, connections_, steps_, units_by_id_),
-      departures_(connections_, units_by_id_),
+      collectives_(connections_.links_to_read_later(), collective_chunk_bytes(options),
+                   [this](std::uint64_t task, std::uint32_t source) {
+                     steps_.end_task(task, closing_ ? std::nullopt : std::optional(source));
+                   }),
+      report_(options_, seat_, connections_, steps_, units_by_id_, collectives_),
+      departures_(connections_, units_by_id_, collectives_),
       heartbeats_({options_, connections_, steps_, report_, *executor_, notices_, *loop_,
                    [this] { return !leaving_ && departures_.none(); },
                    [this](const Status& status, const FailureCause& cause) { fail(status, cause); }}),

@@ -9,6 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -25,6 +26,7 @@
 #include "client/unit_announcer.h"
 #include "client/unit_state.h"
 #include "client/worker_parts.h"
+#include "collective/collectives.h"
 #include "poseidon/client.h"
 #include "transport/transport.h"
 
@@ -110,6 +112,15 @@ class ClientImpl final : public Client, private Receiver {
   void record_pushes(std::uint64_t first, std::uint32_t count) override { steps_.record(first, count); }
   std::vector<LayerStats> recorded_pushes(std::uint32_t layer) const override { return steps_.recorded(layer); }
   TrafficStats traffic() const override;
+  Status add_communicator(std::uint32_t id, std::vector<std::uint32_t> ranks) override;
+  Result<std::uint64_t> start_collective(std::uint32_t communicator, CollectiveCall call) override;
+  Result<std::uint64_t> send(std::uint32_t communicator, std::uint32_t to, std::uint32_t tag,
+                             std::span<const std::byte> data) override;
+  Result<std::uint64_t> receive(std::uint32_t communicator, std::uint32_t from, std::uint32_t tag,
+                                std::span<std::byte> memory) override;
+  Result<std::uint32_t> wait_collective(std::uint64_t call, std::chrono::milliseconds limit,
+                                        const std::function<bool()>& keep_waiting) override;
+  bool collective_done(std::uint64_t call) const override { return steps_.task_done(call); }
   Status status() const override { return steps_.status(); }
   void abort(const std::string& reason, bool planned) override;
   using Client::shutdown;
@@ -150,13 +161,25 @@ class ClientImpl final : public Client, private Receiver {
   Status take(LinkState& link, const wire::Header& header, std::span<const std::byte> payload);
   Status handle(LinkState& link, const wire::Header& header, std::span<const std::byte> payload);
   Status reject(const LinkState& link, const Status& status);
-  Syncer* addressee(const LinkState& link, const wire::Header& header) const;
+  Addressee* addressee(const LinkState& link, const wire::Header& header);
   bool belongs(const LinkState& link, const Chunk& chunk) const;
   void fail(const Status& status, const FailureCause& cause);
   void fail_if(const Departure* departure);
   void fail_silent(std::chrono::milliseconds patience);
   void stop(const Status& status, const wire::Header& last_message, const std::shared_ptr<const std::string>& text,
             const std::function<void()>& when_told);
+
+  // Collectives (client_collectives.cc).
+  /// Begins a call of a collective, on the loop.
+  using BeginCall = std::function<Status(std::uint64_t task)>;
+  Result<std::uint64_t> submit_call(BeginCall begin);
+  void begin_call(std::uint64_t task, const BeginCall& begin);
+  /// A communicator, as the API threads know it. Size 0: there is none.
+  struct CommunicatorPlace {
+    std::uint32_t rank = 0;
+    std::uint32_t size = 0;
+  };
+  CommunicatorPlace place_in(std::uint32_t communicator) const;
 
   // API side (client.cc).
   /// A wait by an API thread.
@@ -181,6 +204,8 @@ class ClientImpl final : public Client, private Receiver {
   Steps steps_;  // any thread uses it
   std::map<std::uint32_t, UnitState*> units_by_id_;
   std::vector<std::pair<UnitState*, Operation>> waiting_for_peers_;  // contributions that cannot be sent yet
+  std::vector<std::pair<std::uint64_t, BeginCall>> calls_waiting_for_peers_;
+  Collectives collectives_;
   FailureReport report_;
   Departures departures_;
   Heartbeats heartbeats_;
@@ -188,6 +213,9 @@ class ClientImpl final : public Client, private Receiver {
   UnitAnnouncer announcer_;
   bool leaving_ = false;  // nothing starts here any more
   bool closing_ = false;
+
+  mutable std::mutex communicators_mutex_;
+  std::map<std::uint32_t, CommunicatorPlace> communicators_;  // by id; under the mutex
 
   bool shut_down_ = false;             // only the owner's thread uses it
   std::vector<std::uint64_t> linked_;  // what the exchange moves that ends when all ranks have linked

@@ -76,9 +76,10 @@ bool ClientImpl::needs_peers(const UnitState& unit, const Operation& operation) 
 void ClientImpl::greeted() {
   loop_->check_thread();
   if (connections_.all_greeted()) steps_.set_linked(connections_.core_counts());
-  if (waiting_for_peers_.empty() || !connections_.all_peers_greeted()) return;
+  if (!connections_.all_peers_greeted()) return;
   for (auto& [unit, operation] : std::exchange(waiting_for_peers_, {}))
     if (!closing_) run(*unit, std::move(operation));  // a failure has released the rest
+  for (const auto& [task, begin] : std::exchange(calls_waiting_for_peers_, {})) begin_call(task, begin);
 }
 
 void ClientImpl::finished(UnitState& unit) {
@@ -190,7 +191,8 @@ Status ClientImpl::handle(LinkState& link, const wire::Header& header, std::span
 
 /// Returns the unit to which factors, a result or a value belong; null if they belong to none or come over the wrong
 /// link.
-Syncer* ClientImpl::addressee(const LinkState& link, const wire::Header& header) const {
+Addressee* ClientImpl::addressee(const LinkState& link, const wire::Header& header) {
+  if (header.kind == wire::Kind::piece) return link.greeted && header.rank == link.index ? &collectives_ : nullptr;
   const auto unit = units_by_id_.find(header.unit);
   if (!link.greeted || unit == units_by_id_.end()) return nullptr;
   Syncer& syncer = unit->second->syncer;
@@ -213,7 +215,8 @@ void ClientImpl::on_closed(Flow& flow, const Status& status) {
   if (link.in_payload) downlink_priority_.note_payload(link, false);
   if (closing_) return steps_.set_closed(connections_.empty());
   if (!link.known()) return;  // the process at the other end has not identified itself
-  if (link.left) return fail_if(departures_.closed(link, !waiting_for_peers_.empty()));
+  const bool waits_for_peers = !waiting_for_peers_.empty() || !calls_waiting_for_peers_.empty();
+  if (link.left) return fail_if(departures_.closed(link, waits_for_peers));
   if (status.code() == ErrorCode::peer_lost && connections_.redial(link)) return;
   if (status.code() != ErrorCode::peer_lost)
     return fail(status.with_context(connections_.here() + " ends the connection to " + connections_.describe(link)),
@@ -266,6 +269,8 @@ void ClientImpl::stop(const Status& status, const wire::Header& last_message,
   // The connections close first, so that nothing is received into memory that is about to be given back.
   connections_.close(last_message, text);
   if (when_told) when_told();
+  for (const auto& [task, begin] : std::exchange(calls_waiting_for_peers_, {})) steps_.end_task(task, std::nullopt);
+  collectives_.fail();
   for (auto& [id, unit] : units_by_id_) {
     if (unit->syncer.exchange().progress.running)
       unit->syncer.fail(status);

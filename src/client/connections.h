@@ -23,6 +23,7 @@
 #include "poseidon/client.h"
 #include "poseidon/options.h"
 #include "scheme/scheme.h"
+#include "transport/addressee.h"
 #include "transport/transport.h"
 #include "wire/messages/hello.h"
 
@@ -50,8 +51,6 @@ struct Endpoints {
   std::string run;                  // equal for all members, and new each time that they meet
 };
 
-class Syncer;
-
 enum class LinkKind : std::uint8_t { server, peer };
 
 /// One connection.
@@ -67,7 +66,7 @@ struct LinkState {
   bool left = false;     // the process has said goodbye
   bool leaving = false;  // this rank has said goodbye to the process
   // Of the message that has been accepted:
-  Syncer* addressee = nullptr;  // null: the message goes to the handler of its kind
+  Addressee* addressee = nullptr;  // null: the message goes to the handler of its kind
   Buffer text;
   // The following is for flight records and error messages.
   std::int64_t last_progress_ns = 0;
@@ -155,6 +154,8 @@ class Connections {
   bool is_last(const LinkState& link) const;
 
   const Links& links() const { return loop_->checked(links_); }
+  /// The same for whoever reads them on the loop later. Any thread.
+  const Links& links_to_read_later() const { return links_; }
   PriorityMap& priorities() { return loop_->checked(links_).priorities; }
   FlightRecorder& recorder() { return loop_->checked(recorder_); }
   const FlightRecorder& recorder() const { return loop_->checked(recorder_); }

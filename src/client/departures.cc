@@ -22,6 +22,12 @@ const Departure* Departures::ends(const UnitState& unit) const {
   return nullptr;
 }
 
+const Departure* Departures::ends_collective() const {
+  for (const Departure& leaver : leavers_)
+    if (collectives_.lacks(leaver.cause.index)) return &leaver;
+  return nullptr;
+}
+
 /// What a peer has contributed to has come before its goodbye. A server tells its workers itself what lacks the
 /// contribution of a rank that leaves.
 const Departure* Departures::said_goodbye(LinkState& link) {
@@ -30,7 +36,7 @@ const Departure* Departures::said_goodbye(LinkState& link) {
   leavers_.push_back(departure_of(link));
   for (const auto& [id, unit] : units_)
     if (const Departure* const why = ends(*unit)) return why;
-  return nullptr;
+  return ends_collective();
 }
 
 const Departure* Departures::closed(const LinkState& link, bool waits_for_peers) {
@@ -44,6 +50,7 @@ const Departure* Departures::closed(const LinkState& link, bool waits_for_peers)
 bool Departures::needs(const LinkState& link) const {
   const bool last = connections_.is_last(link);
   const Links& links = connections_.links();
+  if (last && link.kind == LinkKind::peer && collectives_.lacks(static_cast<std::uint32_t>(link.index))) return true;
   for (const auto& [id, unit] : units_) {
     const Exchange& exchange = unit->syncer.exchange();
     const Progress& progress = exchange.progress;

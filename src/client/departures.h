@@ -8,6 +8,7 @@
 
 #include "client/connections.h"
 #include "client/unit_state.h"
+#include "collective/collectives.h"
 
 namespace poseidon {
 
@@ -21,8 +22,9 @@ struct Departure {
 class Departures {
  public:
   /// Both must outlive it. `units` has the client's units by id.
-  Departures(const Connections& connections, const std::map<std::uint32_t, UnitState*>& units)
-      : connections_(connections), units_(units) {}
+  Departures(const Connections& connections, const std::map<std::uint32_t, UnitState*>& units,
+             const Collectives& collectives)
+      : connections_(connections), units_(units), collectives_(collectives) {}
 
   /// Whether nobody leaves.
   bool none() const { return leavers_.empty() && !departure_; }
@@ -32,6 +34,8 @@ class Departures {
   const Departure* prevents(const UnitState& unit, const Operation& operation) const;
   /// Why the unit's exchange, if one runs, cannot end any more. Null: it can.
   const Departure* ends(const UnitState& unit) const;
+  /// Why some collective that is under way cannot end any more. Null: all can.
+  const Departure* ends_collective() const;
 
   /// The other end starts nothing any more. Returns why the job fails, if an exchange needs what it will not send.
   const Departure* said_goodbye(LinkState& link);
@@ -45,6 +49,7 @@ class Departures {
 
   const Connections& connections_;
   const std::map<std::uint32_t, UnitState*>& units_;
+  const Collectives& collectives_;
   std::vector<Departure> leavers_;      // peers that start nothing any more, but may have contributed to the next steps
   std::optional<Departure> departure_;  // of a connection that has closed; of a server, if one has
 };

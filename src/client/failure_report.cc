@@ -9,8 +9,14 @@ constexpr std::size_t kMostInARecord = 64;
 }  // namespace
 
 FailureReport::FailureReport(const Options& options, const Seat& seat, const Connections& connections,
-                             const Steps& steps, const std::map<std::uint32_t, UnitState*>& units)
-    : options_(options), seat_(seat), connections_(connections), steps_(steps), units_(units) {}
+                             const Steps& steps, const std::map<std::uint32_t, UnitState*>& units,
+                             const Collectives& collectives)
+    : options_(options),
+      seat_(seat),
+      connections_(connections),
+      steps_(steps),
+      units_(units),
+      collectives_(collectives) {}
 
 Status FailureReport::open_directory() {
   if (options_.flight_record.empty()) return {};
@@ -29,6 +35,7 @@ std::string FailureReport::describe_waiting() const {
     ++count;
   }
   if (first == nullptr) {
+    if (std::string waits = collectives_.waiting_for(); !waits.empty()) return waits;
     if (const std::string lacks = steps_.lacks_of_group(); !lacks.empty()) return lacks;
     return connections_.all_greeted() ? "nothing was in flight"
                                       : "waiting for a greeting from " + connections_.not_linked();

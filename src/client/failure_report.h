@@ -13,6 +13,7 @@
 #include "client/flight_report.h"
 #include "client/steps.h"
 #include "client/unit_state.h"
+#include "collective/collectives.h"
 #include "poseidon/options.h"
 
 namespace poseidon {
@@ -36,7 +37,7 @@ class FailureReport {
 
   /// All arguments must outlive this object. `units` has the client's units by id.
   FailureReport(const Options& options, const Seat& seat, const Connections& connections, const Steps& steps,
-                const std::map<std::uint32_t, UnitState*>& units);
+                const std::map<std::uint32_t, UnitState*>& units, const Collectives& collectives);
 
   /// Makes the directory of flight records, if the options name one. An error says why no records will be written. Call
   /// it before anything else.
@@ -62,6 +63,7 @@ class FailureReport {
   const Connections& connections_;
   const Steps& steps_;
   const std::map<std::uint32_t, UnitState*>& units_;
+  const Collectives& collectives_;
   std::string directory_;  // empty: no flight records
   WriteServer write_server_;
   FlightRecordWriter writer_;

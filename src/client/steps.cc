@@ -152,13 +152,14 @@ Status Steps::check_choice(std::uint32_t layer, Scheme scheme) const {
 
 /// `lock` is held at the call and at the return.
 template <typename Done>
-Status Steps::wait_until(std::unique_lock<std::mutex>& lock, const Look& look, const Done& done) {
+Status Steps::wait_until(std::unique_lock<std::mutex>& lock, const Look& look, const Done& done,
+                         Clock::time_point latest) {
   callers_.note();
   if (done()) return status_;
   const Callers::Inside inside(callers_, done);
   auto next_look = Clock::now() + kLookInterval;
   while (!done()) {
-    changed_.wait_until(lock, next_look);
+    changed_.wait_until(lock, std::min(next_look, latest));
     if (Clock::now() < next_look) continue;
     next_look = Clock::now() + kLookInterval;
     lock.unlock();
@@ -202,6 +203,50 @@ Status Steps::wait_operation(std::uint32_t layer, std::uint64_t number, const Lo
   std::unique_lock lock(mutex_);
   Status status = wait_locked(lock, layer, number, look);
   return layer < layers_.size() && number <= layers_[layer]->completed ? Status() : std::move(status);
+}
+
+Result<std::uint64_t> Steps::begin_task(std::function<void(std::uint64_t)> start) {
+  const std::lock_guard lock(mutex_);
+  if (!status_.ok()) return status_;
+  callers_.note();
+  const std::uint64_t task = ++newest_task_;
+  tasks_.try_emplace(task);
+  ++running_count_;
+  loop_->post([task, begin = std::move(start)] { begin(task); });
+  return task;
+}
+
+Result<std::uint32_t> Steps::wait_task(std::uint64_t task, Clock::time_point latest, const Look& look) {
+  loop_->check_other_thread();
+  std::unique_lock lock(mutex_);
+  const auto found = tasks_.find(task);
+  if (found == tasks_.end()) return Status(ErrorCode::invalid_argument, "this collective has been waited for before");
+  const Task& waited = found->second;
+  ++single_waiter_count_;
+  static_cast<void>(wait_until(
+      lock, look, [&] { return !waited.running || Clock::now() >= latest; }, latest));
+  --single_waiter_count_;
+  if (waited.running) return Status(ErrorCode::timeout, "the collective takes longer; wait again, or end the job");
+  const auto source = tasks_.extract(found).mapped().source;
+  if (!source) return status_;
+  return *source;
+}
+
+bool Steps::task_done(std::uint64_t task) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = tasks_.find(task);
+  return found == tasks_.end() || !found->second.running;
+}
+
+void Steps::end_task(std::uint64_t task, std::optional<std::uint32_t> source) {
+  loop_->check_thread();
+  const std::lock_guard lock(mutex_);
+  Task& ended = tasks_.at(task);
+  ended.running = false;
+  ended.source = source;
+  invariant(running_count_ > 0, "no more tasks end than have begun");
+  --running_count_;
+  if (running_count_ == 0 || single_waiter_count_ > 0) changed_.notify_all();
 }
 
 void Steps::wait_contributions(const Look& look) {

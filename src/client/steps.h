@@ -9,10 +9,12 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/pinned.h"
 #include "base/thread.h"
 #include "client/callers.h"
@@ -72,6 +74,14 @@ class Steps : private Pinned {
   /// See Client::newest_operation and Client::wait_operation.
   std::uint64_t newest_operation(std::uint32_t layer) const { return now(layer, &LayerState::newest); }
   Status wait_operation(std::uint32_t layer, std::uint64_t number, const Look& look);
+  // Collectives are tasks, which have numbers and no layer.
+  /// Notes that a task begins, and runs `start(number)` on the loop. Returns its number, or the failure that has ended
+  /// the job.
+  Result<std::uint64_t> begin_task(std::function<void(std::uint64_t)> start);
+  /// Waits until it has ended, or until the time. Returns the source that it ended with. ErrorCode::timeout: it goes
+  /// on.
+  Result<std::uint32_t> wait_task(std::uint64_t task, Clock::time_point latest, const Look& look);
+  bool task_done(std::uint64_t task) const;
   /// Waits until the contributions that await_contributions() has counted have completed.
   void wait_contributions(const Look& look);
   /// See Client::act_for.
@@ -113,6 +123,8 @@ class Steps : private Pinned {
   void complete(UnitState& unit);
   /// Releases the unit's layers, because its exchange has ended or will not start.
   void release(UnitState& unit);
+  /// A task has ended. Without a source it has failed.
+  void end_task(std::uint64_t task, std::optional<std::uint32_t> source);
   /// Notes how many units have a push under way. No further push may start after this.
   void await_contributions(std::size_t unit_count);
   /// Notes that this rank waits for greetings of servers.
@@ -149,7 +161,8 @@ class Steps : private Pinned {
   }
   Status wait_locked(std::unique_lock<std::mutex>& lock, std::uint32_t layer, std::uint64_t number, const Look& look);
   template <typename Done>
-  Status wait_until(std::unique_lock<std::mutex>& lock, const Look& look, const Done& done);
+  Status wait_until(std::unique_lock<std::mutex>& lock, const Look& look, const Done& done,
+                    Clock::time_point latest = Clock::time_point::max());
   template <typename Done>
   Status wait_until(const Look& look, const Done& done);
 
@@ -166,7 +179,13 @@ class Steps : private Pinned {
   Callers callers_;
   std::size_t running_count_ = 0;
   std::size_t single_waiter_count_ = 0;  // threads that wait for one layer
-  std::size_t awaited_count_ = 0;        // contributions that are waited for, by wait_contributions()
+  struct Task {
+    bool running = true;
+    std::optional<std::uint32_t> source;
+  };
+  std::map<std::uint64_t, Task> tasks_;  // until a wait for it has returned
+  std::uint64_t newest_task_ = 0;
+  std::size_t awaited_count_ = 0;  // contributions that are waited for, by wait_contributions()
   bool linked_ = false;
   bool closed_ = false;
   Status status_;                             // the first failure, with which every later call fails

@@ -10,11 +10,12 @@
 #include "base/pinned.h"
 #include "scheme/exchange.h"
 #include "scheme/scheme.h"
+#include "transport/addressee.h"
 
 namespace poseidon {
 
 /// The states are idle → (start) → running → (on_done) → idle. Only the loop's thread uses it.
-class Syncer : private Pinned {
+class Syncer final : public Addressee, private Pinned {
  public:
   /// `unit` and `links` must outlive the syncer. `on_done` runs once per start.
   Syncer(const Unit& unit, const Layer& first_layer, bool transient, const Cluster& cluster, const Links& links,
@@ -22,10 +23,9 @@ class Syncer : private Pinned {
 
   void start(Operation operation);
 
-  /// Handle a message of this unit. accept() is for SchemeProtocol::accept, when the header is here. on_message takes
-  /// the complete message.
-  Result<std::span<std::byte>> accept(const wire::Header& header, bool lent);
-  Status on_message(const wire::Header& header, std::span<const std::byte> payload);
+  /// Handle a message of this unit.
+  Result<std::span<std::byte>> accept(const wire::Header& header, bool lent) override;
+  Status on_message(const wire::Header& header, std::span<const std::byte> payload) override;
 
   /// Ends the running exchange with `status` as soon as its memory is free.
   void fail(const Status& status);

@@ -10,6 +10,7 @@ In a program:
 """
 
 from poseidon.errors import PoseidonError
+from poseidon.torch.backend.register import register
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.local_sgd.averaging import OuterNesterov
 from poseidon.torch.local_sgd.local_sgd import LocalSGD
@@ -18,6 +19,8 @@ from poseidon.torch.process.collectives import all_gather, all_reduce, balance_r
 from poseidon.torch.process.context import barrier, init, rank, scalars, shutdown, straggler_report, world_size
 from poseidon.torch.recovery.recovery import Recovery
 from poseidon.torch.replace import replace_ddp
+
+register()
 
 __all__ = [
     "DistributedDataParallel",

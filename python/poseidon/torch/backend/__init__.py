@@ -1,0 +1,1 @@
+"""The backend `poseidon` of torch.distributed."""

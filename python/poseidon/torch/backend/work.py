@@ -1,0 +1,160 @@
+"""A collective of the backend that is under way, as torch.distributed knows it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work as TorchWork
+
+from poseidon import _core
+from poseidon.errors import PoseidonTimeout
+
+_NO_TIMEOUT = timedelta(0)
+
+
+class Work(TorchWork):
+    """One call of a group, or several that are waited for together.
+
+    Any thread may wait for it. The first that finds it complete copies results to where they belong. Whoever waits
+    after that gets the same error, if there was one.
+    """
+
+    def __init__(
+        self,
+        collectives: _core.Collectives,
+        calls: Sequence[int],
+        outputs: Sequence[torch.Tensor],
+        finish: Sequence[Callable[[], None]] = (),
+        timeout_s: float | None = None,
+        about: str = "",
+    ) -> None:
+        super().__init__()
+        self._collectives = collectives
+        self._calls = list(calls)
+        self._outputs = list(outputs)
+        self._finish = list(finish)
+        self._timeout_s = timeout_s
+        self._about = about
+        self._lock = threading.Lock()
+        self._ended = False
+        self._error: BaseException | None = None
+        self._source = 0
+        self._future_lock = threading.Lock()
+        self._future: Any = None
+
+    @classmethod
+    def of(cls, works: Sequence[Work], collectives: _core.Collectives, timeout_s: float | None) -> Work:
+        """One work that is over when all of these are, which nobody waits for any more."""
+        calls = [call for work in works for call in work._calls]
+        outputs = [tensor for work in works for tensor in work._outputs]
+        finish = [one for work in works for one in work._finish]
+        return cls(collectives, calls, outputs, finish, timeout_s, works[0]._about if works else "nothing")
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        """Waits until the results are here. Raises the error of the call, or PoseidonTimeout after `timeout`."""
+        limit_s = timeout.total_seconds() or self._timeout_s
+        with self._lock:
+            if not self._ended:
+                self._end(limit_s)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def _end(self, limit_s: float | None) -> None:
+        try:
+            while self._calls:
+                source = self._collectives.wait(self._calls[0], limit_s)
+                if source is None:
+                    raise PoseidonTimeout(f"{self._about} took longer than {limit_s} s; see what the other ranks do")
+                self._source = source
+                self._calls.pop(0)
+            for finish in self._finish:
+                finish()
+        except PoseidonTimeout as error:
+            if self._calls and not self._collectives.done(self._calls[0]):
+                raise  # it goes on
+            self._error = error
+        except Exception as error:
+            self._error = error
+        self._ended = True
+        self._finish = []
+
+    def is_completed(self) -> bool:
+        """Whether a wait would not block."""
+        return self._ended or all(self._collectives.done(call) for call in self._calls)
+
+    def is_success(self) -> bool:
+        """Whether it has completed without an error."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        """The error, once it has completed."""
+        if not self._ended and self.is_completed():
+            with self._lock:
+                if not self._ended:
+                    self._end(None)
+        return self._error
+
+    def result(self) -> list[torch.Tensor]:
+        """The tensors that the call has written."""
+        self.wait()
+        return self._outputs
+
+    def synchronize(self) -> None:
+        """The same as wait()."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Of a receive from any rank: the sender's rank in the group."""
+        self.wait()
+        return self._source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """A future of the tensors, which a thread of the backend completes."""
+        with self._future_lock:
+            if self._future is None:
+                self._future = torch.futures.Future()
+                _completer.complete(self, self._future)
+            return self._future
+
+    @property
+    def outputs(self) -> list[torch.Tensor]:
+        """The tensors that the call writes, whether it has or not."""
+        return self._outputs
+
+
+class _Completer:
+    """A thread that waits for works whose futures somebody wants, in the order in which they were asked for."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[tuple[Work, Any]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def complete(self, work: Work, future: Any) -> None:
+        self._queue.put((work, future))
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="poseidon works", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            work, future = self._queue.get()
+            try:
+                work.wait()
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(work.outputs)
+            del work, future
+
+
+_completer = _Completer()

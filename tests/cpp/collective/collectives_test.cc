@@ -1,0 +1,357 @@
+// Collectives of a client, against what their definitions say.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "cpp/client/cluster.h"
+#include "poseidon/collective.h"
+
+namespace poseidon::testing {
+namespace {
+
+constexpr std::uint32_t kId = 7;
+
+/// One rank for each letter, which names its machine, and its rack if there are racks.
+std::vector<Options> on_machines(const std::string& machines, const std::string& racks = "") {
+  auto all = cluster_options(static_cast<int>(machines.size()));
+  for (std::size_t rank = 0; rank < machines.size(); ++rank) {
+    all[rank].machine = machines.substr(rank, 1);
+    if (!racks.empty()) all[rank].rack = racks.substr(rank, 1);
+    all[rank].chunk_bytes = 16 << 10;  // so that small arrays have several
+  }
+  return all;
+}
+
+/// Whole numbers, whose sums are exact, that differ between ranks, calls and places.
+std::vector<float> numbers(std::size_t count, std::uint64_t seed) {
+  std::mt19937 random(static_cast<std::mt19937::result_type>(seed));
+  std::vector<float> values(count);
+  for (float& value : values) value = static_cast<float>(static_cast<int>(random() % 200) - 100);
+  return values;
+}
+
+std::span<const std::byte> bytes(const std::vector<float>& values) { return std::as_bytes(std::span(values)); }
+std::span<std::byte> bytes(std::vector<float>& values) { return std::as_writable_bytes(std::span(values)); }
+
+void wait_for(Client& client, const Result<std::uint64_t>& call) {
+  ASSERT_TRUE(call.ok()) << call.status().message();
+  const auto source = client.wait_collective(call.value(), std::chrono::milliseconds(0), always);
+  ASSERT_TRUE(source.ok()) << source.status().message();
+}
+
+/// How a call ends, which may not even start if another rank has failed before.
+Status end_of(Client& client, CollectiveCall call) {
+  const auto started = client.start_collective(kId, std::move(call));
+  if (!started.ok()) return started.status();
+  return client.wait_collective(started.value(), std::chrono::milliseconds(0), always).status();
+}
+
+/// What call `number` gives rank `from` for rank `to`.
+std::vector<float> given(std::size_t count, std::uint64_t number, std::size_t from, std::size_t to = 0) {
+  return numbers(count, (number * 64 + from) * 64 + to);
+}
+
+float combined(ReduceOp op, float a, float b) {
+  switch (op) {
+    case ReduceOp::min:
+      return std::min(a, b);
+    case ReduceOp::max:
+      return std::max(a, b);
+    default:
+      return a + b;
+  }
+}
+
+std::vector<float> reduced(std::size_t ranks, std::size_t count, std::uint64_t number, ReduceOp op,
+                           std::size_t to = 0) {
+  std::vector<float> result = given(count, number, 0, to);
+  for (std::size_t rank = 1; rank < ranks; ++rank) {
+    const auto part = given(count, number, rank, to);
+    for (std::size_t i = 0; i < count; ++i) result[i] = combined(op, result[i], part[i]);
+  }
+  return result;
+}
+
+struct RandomCall {
+  CollectiveKind kind;
+  ReduceOp op;
+  std::size_t count;
+  std::uint32_t root;
+};
+
+std::vector<RandomCall> random_calls(std::size_t ranks, std::size_t how_many, unsigned seed) {
+  std::mt19937 random(seed);
+  const std::size_t counts[] = {0, 1, 3, 1000, 1024, 5000, 33333, 100'000};
+  const ReduceOp ops[] = {ReduceOp::sum, ReduceOp::min, ReduceOp::max};
+  std::vector<RandomCall> calls;
+  for (std::size_t i = 0; i < how_many; ++i)
+    calls.push_back({static_cast<CollectiveKind>(1 + random() % 9), ops[random() % 3],
+                     counts[random() % std::size(counts)], static_cast<std::uint32_t>(random() % ranks)});
+  return calls;
+}
+
+/// The memory of a call on one rank, and what it should be afterwards.
+struct Prepared {
+  CollectiveCall call;
+  std::vector<std::vector<float>> inputs, outputs, expected;
+};
+
+/// Counts that differ between pairs of ranks.
+std::size_t pair_count(std::size_t count, std::size_t from, std::size_t to) {
+  return count * ((from + 2 * to) % 3) / 2;
+}
+
+Prepared prepare(const RandomCall& random, std::uint64_t number, std::size_t rank, std::size_t ranks) {
+  Prepared made;
+  const std::size_t count = random.count;
+  const bool root = rank == random.root;
+  const auto own = [&] { made.inputs = {given(count, number, rank)}; };
+  switch (random.kind) {
+    case CollectiveKind::all_reduce:
+      own();
+      made.expected = {reduced(ranks, count, number, random.op)};
+      break;
+    case CollectiveKind::reduce:
+      own();
+      if (root) made.expected = {reduced(ranks, count, number, random.op)};
+      break;
+    case CollectiveKind::reduce_scatter:
+      for (std::size_t to = 0; to < ranks; ++to) made.inputs.push_back(given(count, number, rank, to));
+      made.expected = {reduced(ranks, count, number, random.op, rank)};
+      break;
+    case CollectiveKind::all_gather:
+      own();
+      for (std::size_t from = 0; from < ranks; ++from) made.expected.push_back(given(count, number, from));
+      break;
+    case CollectiveKind::gather:
+      made.inputs = {given(pair_count(count, rank, 0), number, rank)};
+      if (root)
+        for (std::size_t from = 0; from < ranks; ++from)
+          made.expected.push_back(given(pair_count(count, from, 0), number, from));
+      break;
+    case CollectiveKind::broadcast:
+      if (root)
+        own();
+      else
+        made.expected = {given(count, number, random.root)};
+      break;
+    case CollectiveKind::scatter:
+      if (root)
+        for (std::size_t to = 0; to < ranks; ++to) made.inputs.push_back(given(count, number, rank, to));
+      made.expected = {given(count, number, random.root, rank)};
+      break;
+    case CollectiveKind::all_to_all:
+      for (std::size_t other = 0; other < ranks; ++other) {
+        made.inputs.push_back(given(pair_count(count, rank, other), number, rank, other));
+        made.expected.push_back(given(pair_count(count, other, rank), number, other, rank));
+      }
+      break;
+    case CollectiveKind::barrier:
+      break;
+  }
+  for (const auto& values : made.expected) made.outputs.emplace_back(values.size(), -1.0F);
+  made.call.kind = random.kind;
+  made.call.op = random.op;
+  made.call.element = Element::float32;
+  made.call.root = random.root;
+  for (const auto& input : made.inputs) made.call.inputs.push_back(bytes(input));
+  for (auto& output : made.outputs) made.call.outputs.push_back(bytes(output));
+  return made;
+}
+
+class CollectivesOn : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
+
+TEST_P(CollectivesOn, GiveWhatTheyPromiseWhateverIsUnderWay) {
+  const auto [machines, racks] = GetParam();
+  TestCluster cluster(on_machines(machines, racks));
+  ASSERT_TRUE(cluster.connected());
+  const std::size_t ranks = cluster.clients.size();
+  const auto calls = random_calls(ranks, 60, 17);
+  cluster.each([&](std::size_t rank, Client& client) {
+    std::vector<std::uint32_t> all(ranks);
+    std::iota(all.begin(), all.end(), 0u);
+    ASSERT_TRUE(client.add_communicator(kId, all).ok());
+    std::mt19937 random(static_cast<unsigned>(rank));
+    std::vector<Prepared> under_way;
+    std::vector<Result<std::uint64_t>> started;
+    under_way.reserve(calls.size());
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      under_way.push_back(prepare(calls[i], i, rank, ranks));
+      started.push_back(client.start_collective(kId, under_way.back().call));
+      if (random() % 3 == 0)
+        wait_for(client, started.back());  // some ranks wait where others go on
+      else
+        continue;
+      started.back() = Status(ErrorCode::shut_down, "waited for");
+    }
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      if (started[i].ok()) wait_for(client, started[i]);
+      EXPECT_EQ(under_way[i].outputs, under_way[i].expected)
+          << collective_name(calls[i].kind) << " of " << calls[i].count << " floats on rank " << rank;
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Machines, CollectivesOn,
+                         ::testing::Values(std::pair("a", ""), std::pair("ab", ""), std::pair("abc", ""),
+                                           std::pair("aab", ""), std::pair("aabb", ""),
+                                           std::pair("aabbccdd", "xxxxyyyy"), std::pair("aaa", "")));
+
+class Collectives : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kRanks = 3;
+
+  Collectives() : cluster_(on_machines("abc")) {
+    cluster_.each([](std::size_t, Client& client) { ASSERT_TRUE(client.add_communicator(kId, {0, 1, 2}).ok()); });
+  }
+
+  TestCluster cluster_;
+};
+
+TEST_F(Collectives, ReduceInTheMemoryOfTheirInput) {
+  cluster_.each([](std::size_t rank, Client& client) {
+    for (const std::size_t count : {1u, 1000u, 100'000u}) {
+      auto values = given(count, count, rank);
+      CollectiveCall call{.kind = CollectiveKind::all_reduce, .element = Element::float32, .divisor = 2};
+      call.inputs = {bytes(values)};
+      call.outputs = {bytes(values)};
+      wait_for(client, client.start_collective(kId, call));
+      auto expected = reduced(kRanks, count, count, ReduceOp::sum);
+      for (float& value : expected) value /= 2;
+      EXPECT_EQ(values, expected);
+    }
+  });
+}
+
+TEST_F(Collectives, OfPartsOfTheRanksGoOnBesideEachOther) {
+  cluster_.each([](std::size_t rank, Client& client) {
+    if (rank == 1) return;
+    ASSERT_TRUE(client.add_communicator(kId + 1, {2, 0}).ok());
+    auto values = given(5000, 1, rank);
+    CollectiveCall call{.kind = CollectiveKind::broadcast, .element = Element::float32, .root = 0};
+    (rank == 2 ? call.inputs.push_back(bytes(values)) : call.outputs.push_back(bytes(values)));
+    wait_for(client, client.start_collective(kId + 1, call));
+    EXPECT_EQ(values, given(5000, 1, 2));
+  });
+}
+
+TEST_F(Collectives, MessagesComeInOrderByTag) {
+  cluster_.each([](std::size_t rank, Client& client) {
+    if (rank == 2) return;
+    const std::size_t counts[] = {0, 10, 100'000, 7, 50'000, 1};
+    std::vector<Result<std::uint64_t>> calls;
+    std::vector<std::vector<float>> arrays;
+    arrays.reserve(std::size(counts));
+    for (std::size_t i = 0; i < std::size(counts); ++i) {
+      const auto tag = static_cast<std::uint32_t>(i % 2);
+      arrays.push_back(rank == 0 ? numbers(counts[i], i) : std::vector<float>(counts[i]));
+      if (rank == 0) calls.push_back(client.send(kId, 1, tag, bytes(arrays.back())));
+    }
+    if (rank == 1)  // those with the other tag first
+      for (const std::size_t i : {1u, 3u, 5u, 0u, 2u, 4u}) {
+        const std::uint32_t from = i == 3 ? kAnySource : 0;
+        const auto call = client.receive(kId, from, static_cast<std::uint32_t>(i % 2), bytes(arrays[i]));
+        ASSERT_TRUE(call.ok());
+        const auto source = client.wait_collective(call.value(), std::chrono::milliseconds(0), always);
+        ASSERT_TRUE(source.ok()) << source.status().message();
+        EXPECT_EQ(source.value(), 0u);
+        EXPECT_EQ(arrays[i], numbers(counts[i], i)) << i;
+      }
+    for (const auto& call : calls) wait_for(client, call);
+  });
+}
+
+TEST_F(Collectives, ThatDifferEndTheJobWithBothNamed) {
+  std::vector<Status> ends(kRanks);
+  cluster_.each([&](std::size_t rank, Client& client) {
+    auto values = given(50, 1, rank);
+    CollectiveCall call{.kind = CollectiveKind::all_reduce, .element = Element::float32};
+    if (rank == 1) call.op = ReduceOp::max;
+    call.inputs = {bytes(values)};
+    call.outputs = {bytes(values)};
+    ends[rank] = end_of(client, call);
+  });
+  for (const Status& end : ends) {
+    EXPECT_EQ(end.code(), ErrorCode::mismatch);
+    EXPECT_NE(end.message().find("makes another call as all_reduce of float32"), std::string::npos) << end.message();
+  }
+}
+
+TEST_F(Collectives, OfOtherSizesEndTheJob) {
+  std::vector<Status> ends(kRanks);
+  cluster_.each([&](std::size_t rank, Client& client) {
+    auto values = given(rank == 1 ? 40 : 50, 1, rank);
+    CollectiveCall call{.kind = CollectiveKind::all_reduce, .element = Element::float32};
+    call.inputs = {bytes(values)};
+    call.outputs = {bytes(values)};
+    ends[rank] = end_of(client, call);
+  });
+  for (const Status& end : ends) EXPECT_EQ(end.code(), ErrorCode::mismatch) << end.message();
+}
+
+TEST_F(Collectives, RefuseWhatDoesNotFit) {
+  Client& client = *cluster_.clients[0];
+  std::vector<float> values(10);
+  const auto refusal = [&](CollectiveCall call) {
+    return client.start_collective(kId, std::move(call)).status().code();
+  };
+  CollectiveCall call{.kind = CollectiveKind::all_reduce, .element = Element::float32};
+  EXPECT_EQ(refusal(call), ErrorCode::invalid_argument) << "no arrays";
+  call.inputs = {bytes(values)};
+  call.outputs = {bytes(values).first(8)};
+  EXPECT_EQ(refusal(call), ErrorCode::invalid_argument) << "two sizes";
+  call.outputs = {bytes(values)};
+  call.op = ReduceOp::band;
+  EXPECT_EQ(refusal(call), ErrorCode::invalid_argument) << "bits of floats";
+  call.op = ReduceOp::max;
+  call.divisor = 3;
+  EXPECT_EQ(refusal(call), ErrorCode::invalid_argument) << "a divided extreme";
+  call.divisor = 1;
+  call.kind = CollectiveKind::broadcast;
+  call.root = kRanks;
+  EXPECT_EQ(refusal(call), ErrorCode::invalid_argument) << "no such root";
+  EXPECT_FALSE(client.add_communicator(kId, {0, 1}).ok());
+  EXPECT_FALSE(client.add_communicator(kId + 1, {1, 2}).ok());
+  EXPECT_FALSE(client.add_communicator(kId + 1, {0, 0}).ok());
+  EXPECT_FALSE(client.send(kId, 0, 0, bytes(values)).ok());
+  EXPECT_FALSE(client.receive(kId, kRanks, 0, bytes(values)).ok());
+}
+
+TEST_F(Collectives, EndWhenARankIsLost) {
+  std::vector<Status> ends(kRanks);
+  cluster_.each([&](std::size_t rank, Client& client) {
+    if (rank == 2) return client.abort("it has had enough");
+    std::vector<float> values(100'000);
+    CollectiveCall call{.kind = CollectiveKind::all_reduce, .element = Element::float32};
+    call.inputs = {bytes(values)};
+    call.outputs = {bytes(values)};
+    ends[rank] = end_of(client, call);
+  });
+  for (const std::size_t rank : {0u, 1u}) {
+    EXPECT_EQ(ends[rank].code(), ErrorCode::aborted);
+    EXPECT_NE(ends[rank].message().find("it has had enough"), std::string::npos);
+  }
+}
+
+TEST_F(Collectives, AreWaitedForNoLongerThanAsked) {
+  Client& client = *cluster_.clients[0];
+  const auto started = client.start_collective(kId, {});
+  ASSERT_TRUE(started.ok());
+  const auto early = client.wait_collective(started.value(), std::chrono::milliseconds(20), always);
+  EXPECT_EQ(early.status().code(), ErrorCode::timeout);
+  EXPECT_FALSE(client.collective_done(started.value()));
+  cluster_.each([&](std::size_t rank, Client& other) {
+    if (rank != 0) wait_for(other, other.start_collective(kId, {}));
+  });
+  wait_for(client, started);
+}
+
+}  // namespace
+}  // namespace poseidon::testing
