@@ -27,14 +27,16 @@ Kind = _core.CollectiveKind
 class ProcessGroup(dist.ProcessGroup):
     """A group of a home's ranks. The communicator is theirs."""
 
-    def __init__(self, home: Home, communicator: int, rank: int, size: int, name: str, owns_home: bool) -> None:
+    def __init__(
+        self, home: Home, communicator: int, rank: int, size: int, name: str, timeout_s: float | None, owns_home: bool
+    ) -> None:
         super().__init__(rank, size)
         self.home = home
         self._communicator = communicator
         self._rank, self._size = rank, size
         self._name, self._description = name, "undefined"
         self._owns_home = owns_home
-        self._timeout_s: float | None = None
+        self._timeout_s = timeout_s  # of a call; None: that of the job
         self._coalescing: list[Work] | None = None
 
     # What torch asks of a group.
@@ -104,7 +106,12 @@ class ProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         one = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         reduction = reduction_of("all_reduce", opts, self._size)
-        return self._together([self._reduce(Kind.all_reduce, tensor, reduction) for tensor in one])
+        return self._together(
+            [
+                self._sum_sparse(tensor, reduction) if tensor.is_sparse else self._reduce(Kind.all_reduce, tensor, reduction)
+                for tensor in one
+            ]
+        )
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
         return self.allreduce(list(tensors), opts)
@@ -129,6 +136,21 @@ class ProcessGroup(dist.ProcessGroup):
         )
         finishes = [reduction.finish(memory)] if has_result and reduction.finish(memory) else []
         return self._work(kind.name, [call], [tensor], [*finishes, finish])
+
+    def _sum_sparse(self, tensor: torch.Tensor, reduction: Reduction) -> Work:
+        """Sums what the ranks have at each index. It is over when this returns: the ranks have other counts of those."""
+        reduction.check_sparse("all_reduce")
+        own = tensor.detach().coalesce()
+        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
+        self.allgather([counts], [torch.tensor([own._nnz()])]).wait()
+        indices = [own.indices().new_empty(own.indices().shape[0], int(count)) for count in counts]
+        values = [own.values().new_empty(int(count), *own.values().shape[1:]) for count in counts]
+        self.allgather([indices, values], [own.indices(), own.values()]).wait()
+        # coalesce() adds what has one index in the order in which it stands here, that of the ranks.
+        total = torch.sparse_coo_tensor(torch.cat(indices, 1), torch.cat(values), own.shape).coalesce()
+        with torch.no_grad():
+            tensor.copy_(total if reduction.mean_of == 1 else total / reduction.mean_of)
+        return self._work("all_reduce", [], [tensor], [])
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
         pairs = [(outputs, inputs)] if isinstance(outputs, torch.Tensor) else list(zip(outputs, inputs, strict=True))
@@ -191,10 +213,9 @@ class ProcessGroup(dist.ProcessGroup):
         return self._together([self._gather(Kind.all_gather, list(places), one) for places, one in pairs])
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None) -> Work:
-        # A list of outputs for each input, or, by torch's convention, for each rank.
-        places = outputs if len(outputs) == len(inputs) and len(outputs[0]) == self._size else zip(*outputs, strict=True)
+        by_input = zip(*outputs, strict=True)  # torch has a list for each rank
         return self._together(
-            [self._gather(Kind.all_gather, list(some), one) for some, one in zip(places, inputs, strict=True)]
+            [self._gather(Kind.all_gather, list(places), one) for places, one in zip(by_input, inputs, strict=True)]
         )
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:

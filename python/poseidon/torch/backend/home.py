@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from poseidon import _core
 from poseidon.adapter.store import SharedStore
 from poseidon.notices import tell_notices
 from poseidon.options import resolve
+from poseidon.torch.process.process_groups import place_in
 
 _COMMUNICATORS = "poseidon/communicators"
 WHOLE = 0
@@ -22,8 +24,8 @@ class Home:
     """
 
     def __init__(self, store: Any, rank: int, ranks: Sequence[int], timeout_s: float | None, name: str) -> None:
-        keywords = {} if timeout_s is None else {"timeout": timeout_s}
-        settings = resolve(rank=rank, world_size=len(ranks), **keywords)
+        place = place_in(store, rank, len(ranks))
+        settings = resolve(**asdict(place), timeout=timeout_s)
         settings = settings.replace(
             job=f"{settings.job}.{name}"[:64],
             servers=(),

@@ -38,12 +38,17 @@ class Reduction:
 
     def check(self, caller: str, tensor: torch.Tensor) -> None:
         """Raises InvalidArgument where there is no such reduction of a tensor of this type."""
-        if tensor.is_sparse:
-            raise InvalidArgument(f"{caller} got a sparse tensor: pass tensor.to_dense()")
+        if tensor.layout != torch.strided:
+            raise InvalidArgument(f"{caller} got a tensor of layout {tensor.layout}: pass tensor.to_dense()")
         if tensor.is_complex() and self.op in _NOT_COMPLEX:
             raise InvalidArgument(f"{caller} has no {self.op.name} of complex numbers: pass a real tensor")
         if self.mean_of > 1 and tensor.dtype == torch.bool:
             raise InvalidArgument(f"{caller} has no mean of truth values: pass tensor.float()")
+
+    def check_sparse(self, caller: str) -> None:
+        """Raises InvalidArgument unless what ranks have at an index can be combined without those that have nothing."""
+        if self.op != Op.sum:
+            raise InvalidArgument(f"{caller} only adds sparse tensors, it has no {self.op.name}: pass tensor.to_dense()")
 
     def op_for(self, tensor: torch.Tensor) -> _core.ReduceOp:
         return _OF_BOOL.get(self.op, self.op) if tensor.dtype == torch.bool else self.op

@@ -18,12 +18,13 @@ def _create(opts: Any, _options: Any) -> ProcessGroup:
     """The group that init_process_group or new_group asks for. Collective among its ranks."""
     rank, size = opts.group_rank, opts.group_size
     ranks = list(opts.global_ranks_in_group) or list(range(size))
+    timeout_s = _seconds(opts.timeout)
     whole = default_group()
     if isinstance(whole, ProcessGroup) and whole.home.has(ranks):
         communicator = whole.home.new_communicator(rank, ranks, opts.store)
-        return ProcessGroup(whole.home, communicator, rank, size, opts.group_id, owns_home=False)
-    home = Home(opts.store, rank, ranks, _seconds(opts.timeout), f"group-{opts.group_id}")
-    return ProcessGroup(home, WHOLE, rank, size, opts.group_id, owns_home=True)
+        return ProcessGroup(whole.home, communicator, rank, size, opts.group_id, timeout_s, owns_home=False)
+    home = Home(opts.store, rank, ranks, timeout_s, f"group-{opts.group_id}")
+    return ProcessGroup(home, WHOLE, rank, size, opts.group_id, timeout_s, owns_home=True)
 
 
 def _seconds(timeout: Any) -> float | None:

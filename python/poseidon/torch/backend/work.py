@@ -70,7 +70,7 @@ class Work(TorchWork):
             while self._calls:
                 source = self._collectives.wait(self._calls[0], limit_s)
                 if source is None:
-                    raise PoseidonTimeout(f"{self._about} took longer than {limit_s} s; see what the other ranks do")
+                    raise PoseidonTimeout(f"{self._about} has not completed within the timeout of {limit_s} s; see what the other ranks do")
                 self._source = source
                 self._calls.pop(0)
             for finish in self._finish:

@@ -27,14 +27,16 @@ def default_group() -> dist.ProcessGroup | None:
 def world() -> World | None:
     """This process's place among all ranks of torch.distributed; None where that is not initialized."""
     store: Any = default_store()
-    if store is None:
-        return None
+    return None if store is None else place_in(store, dist.get_rank(), dist.get_world_size())
+
+
+def place_in(store: Any, rank: int, world_size: int) -> World:
+    """This process's place among ranks that have met in this store of torch.distributed."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
-    place = World(dist.get_rank(), dist.get_world_size())
     if isinstance(store, dist.TCPStore) and store.host not in _ANY_ADDRESS:
-        return World(place.rank, place.world_size, store.host, store.port)
-    return place
+        return World(rank, world_size, store.host, store.port)
+    return World(rank, world_size)
 
 
 def program_timeout(group: Any) -> float | None:
