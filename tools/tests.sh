@@ -3,8 +3,8 @@
 #
 # Many tests judge times. The Python ones of them run one after the other, and much of that time they wait. Meanwhile, at
 # lower priorities, those Python tests run that judge none, in two lanes, and the C++ tests are compiled, which then run
-# at once: most of them wait in virtual time. What others have written, tests/torch_ddp and tests/frameworks, has a
-# command of its own, make test-frameworks. So have the tests of the benchmarks, make test-bench.
+# at once: most of them wait in virtual time. What others have written, tests/torch_ddp, tests/torch_backend and
+# tests/frameworks, has a command of its own, make test-frameworks. So have the tests of the benchmarks, make test-bench.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 # Where it is set, each of the many processes that tests start would compile what it imports of this tree.
@@ -22,6 +22,7 @@ judge_no_times=(
   tests/python/test_feature_pairs.py
   tests/python/test_planner*.py
   tests/python/test_process_limits.py
+  tests/python/test_torch_{backend,sharded}.py
   tests/python/test_torch_{buffers,class,drop_in,error_feedback,linear_forward,lossy,memory,powersgd_hook}.py
   tests/python/test_torch_{collectives,gradients,groups,nested_backward,never_silent,optimizer_kinds,properties}.py
   tests/python/test_torch_{compiled*,random_optimizers,reused_memory_random}.py

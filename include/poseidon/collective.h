@@ -19,13 +19,16 @@
 
 namespace poseidon {
 
+/// How the elements of all ranks become one; the last three combine bits.
 enum class ReduceOp : std::uint8_t { sum = 1, product, min, max, band, bor, bxor };
 
 /// What a reduction combines. Collectives that reduce nothing take bytes, as uint8 or as what they are: coding saves
 /// bytes of floating-point numbers alone (Options::coding).
 enum class Element : std::uint8_t { float32 = 1, float64, float16, bfloat16, int8, uint8, int16, int32, int64 };
 
+/// "sum", …; "unknown" otherwise.
 std::string_view reduce_op_name(ReduceOp op);
+/// "float32", … as numpy spells it.
 std::string_view element_name(Element element);
 /// Bytes of an element.
 std::size_t element_bytes(Element element);
@@ -48,6 +51,7 @@ enum class CollectiveKind : std::uint8_t {
   all_to_all,      // an input and an output for each rank
   barrier,         // neither
 };
+/// "all_reduce", …; "unknown" otherwise.
 std::string_view collective_name(CollectiveKind kind);
 
 /// One call. The memory must stay valid until the collective has completed, the inputs unchanged and the outputs

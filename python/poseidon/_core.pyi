@@ -2,6 +2,7 @@
 Poseidon's core: plan, client and server (contracts: include/poseidon/*.h)
 """
 
+import enum
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -726,6 +727,84 @@ class TrafficStats:
     @property
     def plain_bytes_received(self) -> int: ...
 
+class ReduceOp(enum.Enum):
+    sum = 1
+
+    product = 2
+
+    min = 3
+
+    max = 4
+
+    band = 5
+
+    bor = 6
+
+    bxor = 7
+
+class Element(enum.Enum):
+    float32 = 1
+
+    float64 = 2
+
+    float16 = 3
+
+    bfloat16 = 4
+
+    int8 = 5
+
+    uint8 = 6
+
+    int16 = 7
+
+    int32 = 8
+
+    int64 = 9
+
+class CollectiveKind(enum.Enum):
+    all_reduce = 1
+
+    reduce = 2
+
+    reduce_scatter = 3
+
+    all_gather = 4
+
+    gather = 5
+
+    broadcast = 6
+
+    scatter = 7
+
+    all_to_all = 8
+
+    barrier = 9
+
+class Collectives:
+    """
+    The collectives of a client (poseidon/collective.h). Each call starts and has a number.
+    """
+
+    def add(self, communicator: int, ranks: Sequence[int]) -> None: ...
+    def start(
+        self,
+        communicator: int,
+        kind: CollectiveKind,
+        inputs: Sequence[_Array],
+        outputs: Sequence[_Array],
+        element: Element = Element.uint8,
+        op: ReduceOp = ReduceOp.sum,
+        divisor: int = 1,
+        root: int = 0,
+        urgency: float = 0.5,
+        input_bytes: Sequence[int] = [],
+        output_bytes: Sequence[int] = [],
+    ) -> int: ...
+    def send(self, communicator: int, to: int, tag: int, data: _Array) -> int: ...
+    def receive(self, communicator: int, source: int | None, tag: int, memory: _Array) -> int: ...
+    def wait(self, call: int, limit_s: float | None = None) -> int | None: ...
+    def done(self, call: int) -> bool: ...
+
 class Arrays:
     """Contiguous CPU arrays, for start_all; keeps them alive."""
 
@@ -750,6 +829,8 @@ class Client:
     def joining(self) -> bool: ...
     @property
     def servers_save(self) -> bool: ...
+    @property
+    def collectives(self) -> Collectives: ...
     @property
     def c_exchange(self) -> int:
         """

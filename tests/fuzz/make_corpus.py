@@ -36,8 +36,11 @@ KINDS = {
     "local_result": 20,
     "hold": 21,
     "waiting": 22,
+    "piece": 23,
+    "ready": 24,
 }
 FLOAT32 = 1
+INT64 = 7
 PREFERS_PLAIN = 0x80
 # How a stream is cut into reads (tcp_receive_fuzz.cc): by the first byte of its input.
 READ_SIZES = (0, 5, 7)
@@ -134,6 +137,9 @@ def messages() -> dict[str, tuple[str, bytes, bytes]]:
         "local_push": ("local_push", contribution(), data),
         "local_result": ("local_result", body(FLOAT32, numbers=struct.pack("<II", 12, 0)), data),
         "waiting": ("waiting", body(), b"in step 3 layer 'w' was waiting for the result of chunk 0"),
+        "piece": ("piece", body(FLOAT32, 1, numbers=struct.pack("<QQII", 64, 0, 0, 0x1234)), bytes(64)),
+        "piece_sent": ("piece", body(INT64, 2, numbers=struct.pack("<QQII", 1 << 20, 0, 7, 0)), b""),
+        "ready": ("ready", body(flags=1), b""),
         "rule_none": ("rule", body(), rule()),
         "rule_sgd": ("rule", body(), rule("sgd", **sgd)),
         "rule_adam": ("rule", body(), rule("adam", **adam)),

@@ -27,6 +27,7 @@ ELSEWHERE = {
     "jax.md": "tests/python/test_jax.py",
     "launchers.md": "tests/frameworks/test_launchers.py",
     "tensorflow.md": "tests/python/test_tensorflow.py",
+    "torch-backend.md": "tests/python/test_torch_backend.py",
 }
 # Whose lines are alternatives of each other.
 ALTERNATIVES = {"stragglers.md-0", "distributed-optimizer.md-1", "lossy.md-0", "wire-formats.md-0"}

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "wire/messages/collective.h"
 #include "wire/messages/ending.h"
 #include "wire/messages/hello.h"
 #include "wire/messages/life.h"
@@ -105,6 +106,27 @@ TEST(Messages, HelloRoundTrip) {
   EXPECT_EQ(hello.worker_count, 8u);
   EXPECT_EQ(hello.job, "a job");
   EXPECT_EQ(Hello::read(Hello{0, 1, ""}.make().header, {}).job, "");
+}
+
+TEST(Messages, PieceAndReadyRoundTrip) {
+  Envelope about{.priority = 9, .rank = 3, .unit = 7, .chunk = 5};
+  about.step = 1'000'000'007;
+  Piece sent;
+  sent.dtype = DType::bfloat16;
+  sent.is_result = true;
+  sent.total_bytes = std::uint64_t{5} << 33;
+  sent.signature = 0xfedcba98u;
+  const Header header = sent.make(about);
+  EXPECT_EQ(header.kind, Kind::piece);
+  EXPECT_EQ(header.step, about.step);
+  EXPECT_EQ(Piece::read(header), sent);
+  Piece message;
+  message.is_sent = true;
+  message.total_bytes = 100;
+  message.offset_bytes = 60;
+  message.tag = 0xffffffffu;
+  EXPECT_EQ(Piece::read(message.make(about)), message);
+  for (const bool is_sent : {false, true}) EXPECT_EQ(Ready::read(Ready{is_sent}.make(about)), Ready{is_sent});
 }
 
 TEST(Messages, RateRoundTrip) {

@@ -6,7 +6,7 @@ Each returns a `Work`. Sums are made in rank order: all ranks get the same bits,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,9 +22,11 @@ from poseidon.torch.backend.work import Work
 from poseidon.torch.tensors.memory import borrowed
 
 Kind = _core.CollectiveKind
+# torch's stubs give its methods other overloads than torch's functions and C++ code call.
+_TorchGroup: Any = dist.ProcessGroup
 
 
-class ProcessGroup(dist.ProcessGroup):
+class ProcessGroup(_TorchGroup):  # type: ignore[misc]
     """A group of a home's ranks. The communicator is theirs."""
 
     def __init__(
@@ -41,7 +43,7 @@ class ProcessGroup(dist.ProcessGroup):
 
     # What torch asks of a group.
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def getBackendName(self) -> str:
         return "poseidon"
 
     def name(self) -> str:
@@ -50,10 +52,10 @@ class ProcessGroup(dist.ProcessGroup):
     def _get_backend_name(self) -> str:
         return "poseidon"
 
-    def getRank(self) -> int:  # noqa: N802
+    def getRank(self) -> int:
         return self._rank
 
-    def getSize(self) -> int:  # noqa: N802
+    def getSize(self) -> int:
         return self._size
 
     def rank(self) -> int:
@@ -62,10 +64,10 @@ class ProcessGroup(dist.ProcessGroup):
     def size(self) -> int:
         return self._size
 
-    def getGroupName(self) -> str:  # noqa: N802
+    def getGroupName(self) -> str:
         return self._name
 
-    def setGroupName(self, group_name: str) -> None:  # noqa: N802
+    def setGroupName(self, group_name: str) -> None:
         self._name = group_name
 
     def _set_group_name(self, group_name: str) -> None:
@@ -75,10 +77,10 @@ class ProcessGroup(dist.ProcessGroup):
     def group_name(self) -> str:
         return self._name
 
-    def getGroupDesc(self) -> str:  # noqa: N802
+    def getGroupDesc(self) -> str:
         return self._description
 
-    def setGroupDesc(self, group_desc: str) -> None:  # noqa: N802
+    def setGroupDesc(self, group_desc: str) -> None:
         self._description = group_desc
 
     def _set_group_desc(self, group_desc: str) -> None:
@@ -108,7 +110,9 @@ class ProcessGroup(dist.ProcessGroup):
         reduction = reduction_of("all_reduce", opts, self._size)
         return self._together(
             [
-                self._sum_sparse(tensor, reduction) if tensor.is_sparse else self._reduce(Kind.all_reduce, tensor, reduction)
+                self._sum_sparse(tensor, reduction)
+                if tensor.is_sparse
+                else self._reduce(Kind.all_reduce, tensor, reduction)
                 for tensor in one
             ]
         )
@@ -138,7 +142,7 @@ class ProcessGroup(dist.ProcessGroup):
         return self._work(kind.name, [call], [tensor], [*finishes, finish])
 
     def _sum_sparse(self, tensor: torch.Tensor, reduction: Reduction) -> Work:
-        """Sums what the ranks have at each index. It is over when this returns: the ranks have other counts of those."""
+        """Sums what the ranks have at each index. It is over when this returns: they have more or fewer of them."""
         reduction.check_sparse("all_reduce")
         own = tensor.detach().coalesce()
         counts = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
@@ -310,19 +314,20 @@ class ProcessGroup(dist.ProcessGroup):
         return self._together(works)
 
     def _together(self, works: Sequence[Work]) -> Work:
-        return works[0] if len(works) == 1 else Work.of(works, self.home.collectives, self._timeout_s)
+        return works[0] if len(works) == 1 else Work.of(works, self.home, self._timeout_s)
 
     def _work(
         self, what: str, calls: Sequence[int], outputs: Sequence[torch.Tensor], finish: Sequence[Finish | None]
     ) -> Work:
-        finishes = [one for one in finish if one is not None]
-        work = Work(self.home.collectives, calls, outputs, finishes, self._timeout_s, what)
+        for call in calls:
+            self.home.calls.begin(call, self._name, what, outputs)
+        work = Work(self.home, calls, outputs, [one for one in finish if one is not None], self._timeout_s)
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work
 
     def _start(self, kind: Kind, inputs: Sequence[Any], outputs: Sequence[Any], **how: Any) -> int:
-        return self.home.collectives.start(self._communicator, kind, inputs, outputs, **how)
+        return int(self.home.collectives.start(self._communicator, kind, inputs, outputs, **how))
 
     def _inputs(self, caller: str, tensors: Any, count: int) -> tuple[list[Any], list[int]]:
         """Arrays to read: one for each rank, or one of as many parts, with their sizes in bytes."""
@@ -358,6 +363,3 @@ class ProcessGroup(dist.ProcessGroup):
             )
         row_bytes = tensor.nbytes // rows if rows else 0
         return [size * row_bytes for size in sizes]
-
-
-Creator = Callable[[Any, Any], ProcessGroup]

@@ -10,6 +10,7 @@ from poseidon import _core
 from poseidon.adapter.store import SharedStore
 from poseidon.notices import tell_notices
 from poseidon.options import resolve
+from poseidon.torch.backend.calls import Calls
 from poseidon.torch.process.process_groups import place_in
 
 _COMMUNICATORS = "poseidon/communicators"
@@ -41,7 +42,8 @@ class Home:
         self.client = _core.Client.connect(settings.core(), SharedStore(store, settings))
         tell_notices(self.client)
         self.collectives = self.client.collectives
-        self.collectives.add(WHOLE, range(len(ranks)))
+        self.collectives.add(WHOLE, list(range(len(ranks))))
+        self.calls = Calls(store, rank, len(ranks), self.collectives.done)
 
     def new_communicator(self, group_rank: int, ranks: Sequence[int], store: Any) -> int:
         """The id of a communicator of these ranks of the world. Collective among them; `store` is theirs."""

@@ -48,12 +48,16 @@ class Reduction:
     def check_sparse(self, caller: str) -> None:
         """Raises InvalidArgument unless what ranks have at an index can be combined without those that have nothing."""
         if self.op != Op.sum:
-            raise InvalidArgument(f"{caller} only adds sparse tensors, it has no {self.op.name}: pass tensor.to_dense()")
+            raise InvalidArgument(
+                f"{caller} only adds sparse tensors, it has no {self.op.name} of them: pass tensor.to_dense()"
+            )
 
     def op_for(self, tensor: torch.Tensor) -> _core.ReduceOp:
+        """How the core combines elements of this tensor."""
         return _OF_BOOL.get(self.op, self.op) if tensor.dtype == torch.bool else self.op
 
     def divisor_for(self, tensor: torch.Tensor) -> int:
+        """By what the core divides their sum."""
         return self.mean_of if tensor.is_floating_point() or tensor.is_complex() else 1
 
     def finish(self, memory: torch.Tensor) -> Finish | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch.distributed as dist
@@ -16,6 +17,7 @@ NAME = "poseidon"
 
 def _create(opts: Any, _options: Any) -> ProcessGroup:
     """The group that init_process_group or new_group asks for. Collective among its ranks."""
+    _refuse_mixed()
     rank, size = opts.group_rank, opts.group_size
     ranks = list(opts.global_ranks_in_group) or list(range(size))
     timeout_s = _seconds(opts.timeout)
@@ -41,10 +43,15 @@ def register() -> None:
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda", "xpu"])
 
 
-def refuse_mixed(backend: str) -> None:
-    """Raises InvalidArgument for a backend string in which Poseidon is one of several."""
-    if NAME in backend and "," in backend:
+def _refuse_mixed() -> None:
+    """Raises InvalidArgument where Poseidon is one of several backends of the group that torch makes now."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back
+    config = None if frame is None else frame.f_locals.get("backend_config")
+    backends = {} if config is None else config.get_device_backend_map()
+    if set(backends.values()) - {NAME}:
         raise InvalidArgument(
-            f"backend is {backend!r}: torch would lose the other backend; give init_process_group the other one, and "
-            'Poseidon to the mesh: init_device_mesh(..., backend_override={"replicate": "poseidon"})'
+            f"backend is {str(config)!r}: torch would lose the other backend; give init_process_group the other one, "
+            'and Poseidon to a dimension of a mesh: init_device_mesh(..., backend_override={"replicate": "poseidon"})'
         )

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import Work as TorchWork
 
-from poseidon import _core
-from poseidon.errors import PoseidonTimeout
+from poseidon.errors import Mismatch, PoseidonTimeout
+from poseidon.torch.backend.arrays import Finish
+from poseidon.torch.backend.home import Home
 
 _NO_TIMEOUT = timedelta(0)
 
@@ -26,20 +27,18 @@ class Work(TorchWork):
 
     def __init__(
         self,
-        collectives: _core.Collectives,
+        home: Home,
         calls: Sequence[int],
         outputs: Sequence[torch.Tensor],
-        finish: Sequence[Callable[[], None]] = (),
+        finish: Sequence[Finish] = (),
         timeout_s: float | None = None,
-        about: str = "",
     ) -> None:
         super().__init__()
-        self._collectives = collectives
+        self._home = home
         self._calls = list(calls)
         self._outputs = list(outputs)
         self._finish = list(finish)
         self._timeout_s = timeout_s
-        self._about = about
         self._lock = threading.Lock()
         self._ended = False
         self._error: BaseException | None = None
@@ -48,12 +47,12 @@ class Work(TorchWork):
         self._future: Any = None
 
     @classmethod
-    def of(cls, works: Sequence[Work], collectives: _core.Collectives, timeout_s: float | None) -> Work:
+    def of(cls, works: Sequence[Work], home: Home, timeout_s: float | None) -> Work:
         """One work that is over when all of these are, which nobody waits for any more."""
         calls = [call for work in works for call in work._calls]
         outputs = [tensor for work in works for tensor in work._outputs]
         finish = [one for work in works for one in work._finish]
-        return cls(collectives, calls, outputs, finish, timeout_s, works[0]._about if works else "nothing")
+        return cls(home, calls, outputs, finish, timeout_s)
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Waits until the results are here. Raises the error of the call, or PoseidonTimeout after `timeout`."""
@@ -68,25 +67,34 @@ class Work(TorchWork):
     def _end(self, limit_s: float | None) -> None:
         try:
             while self._calls:
-                source = self._collectives.wait(self._calls[0], limit_s)
-                if source is None:
-                    raise PoseidonTimeout(f"{self._about} has not completed within the timeout of {limit_s} s; see what the other ranks do")
-                self._source = source
+                self._wait_for(self._calls[0], limit_s)
                 self._calls.pop(0)
             for finish in self._finish:
                 finish()
         except PoseidonTimeout as error:
-            if self._calls and not self._collectives.done(self._calls[0]):
+            if self._calls and not self._home.collectives.done(self._calls[0]):
                 raise  # it goes on
             self._error = error
+        except Mismatch as error:
+            self._error = Mismatch(f"{error}\nunder way were:{self._home.calls.of_all_ranks()}")
         except Exception as error:
             self._error = error
         self._ended = True
         self._finish = []
 
+    def _wait_for(self, call: int, limit_s: float | None) -> None:
+        source = self._home.collectives.wait(call, limit_s)
+        if source is None:
+            raise PoseidonTimeout(
+                f"{self._home.calls.describe(call)}, has not completed within its timeout of {limit_s} s; see whether "
+                "the other ranks call it"
+            )
+        self._source = source
+        self._home.calls.end(call)
+
     def is_completed(self) -> bool:
         """Whether a wait would not block."""
-        return self._ended or all(self._collectives.done(call) for call in self._calls)
+        return self._ended or all(self._home.collectives.done(call) for call in self._calls)
 
     def is_success(self) -> bool:
         """Whether it has completed without an error."""
@@ -141,7 +149,7 @@ class _Completer:
     def complete(self, work: Work, future: Any) -> None:
         self._queue.put((work, future))
         with self._lock:
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # a forked child has lost it
                 self._thread = threading.Thread(target=self._run, name="poseidon works", daemon=True)
                 self._thread.start()
 

@@ -1,0 +1,169 @@
+"""Sharded and tensor-parallel models over the backend `poseidon`: parameters as in one process, replicas the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import poseidon.torch  # noqa: F401  # registers the backend
+import workers
+
+pytest.importorskip("poseidon._core", reason="the compiled core is not built")
+pytest.importorskip("torch.distributed.fsdp", reason="this torch has no fully_shard")
+
+TEAM = workers.Team(4)
+STEPS = 4
+ROWS = 8
+_names = itertools.count()
+
+
+class Block(nn.Module):
+    """A small transformer's block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.up, self.down = nn.Linear(width, 3 * width), nn.Linear(3 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.down(torch.nn.functional.gelu(self.up(x)))
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Embedding(50, 16), Block(16), Block(16), nn.Linear(16, 50))
+
+
+def batch(step: int) -> torch.Tensor:
+    return torch.randint(0, 50, (ROWS, 6), generator=torch.Generator().manual_seed(step))
+
+
+def loss_of(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def alone() -> list[torch.Tensor]:
+    """The parameters that one process trains."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch(step)).backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def train(model: nn.Module, part: int, parts: int) -> None:
+    """Trains on this part of each batch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch(step).chunk(parts)[part]).backward()
+        optimizer.step()
+
+
+def whole(model: nn.Module) -> list[torch.Tensor]:
+    """All elements of all parameters. Collective."""
+    return [
+        (parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter).detach().clone()
+        for parameter in model.parameters()
+    ]
+
+
+def shard_and_replicate(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    override = {"backend_override": {"replicate": "poseidon"}} if backend == "gloo" else {}
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"), **override)
+    assert dist.get_backend(mesh["replicate"].get_group()) == "poseidon"
+    assert dist.get_backend(mesh["shard"].get_group()) == backend
+    model = network()
+    for block in model[1:3]:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(model, rank, size)
+    return whole(model)
+
+
+def shard_all(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (size,))
+    model = network()
+    for block in model[1:3]:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    train(model, rank, size)
+    return whole(model)
+
+
+def replicate(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """torch's DistributedDataParallel over the backend."""
+    model = nn.parallel.DistributedDataParallel(network())
+    train(model, rank, size)
+    return whole(model)
+
+
+def tensor_parallel(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (size,))
+    model = network()
+    for block in model[1:3]:
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    train(model, 0, 1)
+    return whole(model)
+
+
+def inside(rank: int, function: Callable[..., Any], folder: str, size: int, backend: str) -> Any:
+    dist.init_process_group(backend, init_method=f"file://{folder}", rank=rank, world_size=size)
+    try:
+        answer = function(rank, size, backend)
+        dist.barrier()
+        return [tensor.numpy() for tensor in answer]
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("case", "backend"),
+    [
+        (shard_and_replicate, "poseidon"),
+        (shard_and_replicate, "gloo"),
+        (shard_all, "poseidon"),
+        (replicate, "poseidon"),
+        (tensor_parallel, "poseidon"),
+    ],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+def test_parameters_are_those_of_one_process(case: Callable[..., Any], backend: str, tmp_path: Path) -> None:
+    if backend == "gloo" and "backend_override" not in _names_of_init_device_mesh():
+        pytest.skip("this torch has no backend_override")
+    meeting = str(tmp_path / f"meeting-{next(_names)}")
+    answers = TEAM.ask(4, 60.0 * workers.SLOWED, inside, case, meeting, 4, backend)
+    for answer in answers:
+        assert isinstance(answer, list), getattr(answer, "trace", answer)
+    expected = alone()
+    for answer in answers:
+        for mine, theirs, first in zip(answer, expected, answers[0], strict=True):
+            torch.testing.assert_close(torch.from_numpy(mine), theirs, rtol=1e-4, atol=1e-5)
+            assert (mine == first).all(), "replicas differ"
+
+
+def _names_of_init_device_mesh() -> tuple[str, ...]:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh.__code__.co_varnames
