@@ -319,10 +319,10 @@ class Client {
   virtual Result<std::uint64_t> start_collective(std::uint32_t communicator, CollectiveCall call) = 0;
   /// Sends to a rank of the communicator, which takes it with receive() and the same tag. Messages with one tag are
   /// taken in the order in which they were sent.
-  virtual Result<std::uint64_t> send(std::uint32_t communicator, std::uint32_t to, std::uint32_t tag,
+  virtual Result<std::uint64_t> send(std::uint32_t communicator, std::uint32_t to, MessageKind kind,
                                      std::span<const std::byte> data) = 0;
   /// Receives from a rank, or kAnySource, exactly as many bytes as are sent.
-  virtual Result<std::uint64_t> receive(std::uint32_t communicator, std::uint32_t from, std::uint32_t tag,
+  virtual Result<std::uint64_t> receive(std::uint32_t communicator, std::uint32_t from, MessageKind kind,
                                         std::span<std::byte> memory) = 0;
   /// Waits until the call has completed. Returns the sender's rank, for receive(). After `limit` it returns
   /// ErrorCode::timeout, and the call goes on; 0: there is no limit but the job's timeout.

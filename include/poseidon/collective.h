@@ -64,8 +64,16 @@ struct CollectiveCall {
   ReduceOp op = ReduceOp::sum;
   std::uint32_t divisor = 1;  // of a sum of floating-point numbers
   std::uint32_t root = 0;     // a rank of the communicator
+  /// A number that stands for what else all ranks must have alike, such as a type that is no Element.
+  std::uint32_t label = 0;
   /// How urgent it is: 0 to 1, as LayerPriority::urgency. What is more urgent overtakes what is less so.
   double urgency = 0.5;
+};
+
+/// Which messages a receive takes.
+struct MessageKind {
+  std::uint32_t tag = 0;
+  std::uint32_t label = 0;  // the same at sender and receiver, like that of a call: otherwise the job ends
 };
 
 /// The source of a message from whoever sends one.

@@ -38,9 +38,11 @@ void PyCollectives::add(std::uint32_t communicator, std::vector<std::uint32_t> r
 
 std::uint64_t PyCollectives::start(std::uint32_t communicator, CollectiveKind kind, std::vector<Array> inputs,
                                    std::vector<Array> outputs, Element element, ReduceOp op, std::uint32_t divisor,
-                                   std::uint32_t root, double urgency, const std::vector<std::size_t>& input_bytes,
+                                   std::uint32_t root, std::uint32_t label, double urgency,
+                                   const std::vector<std::size_t>& input_bytes,
                                    const std::vector<std::size_t>& output_bytes) {
-  CollectiveCall call{.kind = kind, .element = element, .op = op, .divisor = divisor, .root = root, .urgency = urgency};
+  CollectiveCall call{
+      .kind = kind, .element = element, .op = op, .divisor = divisor, .root = root, .label = label, .urgency = urgency};
   for (const auto& input : cut(inputs, input_bytes)) call.inputs.push_back(input);
   call.outputs = cut(outputs, output_bytes);
   std::vector<Array> arrays = std::move(inputs);
@@ -48,23 +50,28 @@ std::uint64_t PyCollectives::start(std::uint32_t communicator, CollectiveKind ki
   return keep(client_.start_collective(communicator, std::move(call)), std::move(arrays));
 }
 
-std::uint64_t PyCollectives::send(std::uint32_t communicator, std::uint32_t to, std::uint32_t tag, Array data) {
+std::uint64_t PyCollectives::send(std::uint32_t communicator, std::uint32_t to, std::uint32_t tag, std::uint32_t label,
+                                  Array data) {
   const auto bytes = bytes_of(data);
-  return keep(client_.send(communicator, to, tag, bytes), {std::move(data)});
+  return keep(client_.send(communicator, to, {tag, label}, bytes), {std::move(data)});
 }
 
 std::uint64_t PyCollectives::receive(std::uint32_t communicator, std::optional<std::uint32_t> from, std::uint32_t tag,
-                                     Array memory) {
+                                     std::uint32_t label, Array memory) {
   const auto bytes = bytes_of(memory);
-  return keep(client_.receive(communicator, from.value_or(kAnySource), tag, bytes), {std::move(memory)});
+  return keep(client_.receive(communicator, from.value_or(kAnySource), {tag, label}, bytes), {std::move(memory)});
 }
 
 std::optional<std::uint32_t> PyCollectives::wait(std::uint64_t call, std::optional<double> limit_s) {
   const std::chrono::milliseconds limit(limit_s ? std::max<std::int64_t>(1, std::llround(*limit_s * 1e3)) : 0);
-  const auto source =
-      call_blocking([&](auto& keep_waiting) { return client_.wait_collective(call, limit, keep_waiting); });
-  if (!source.ok() && source.status().code() == ErrorCode::timeout && !client_.collective_done(call))
-    return std::nullopt;
+  const auto wait_for = [&](std::chrono::milliseconds at_most) {
+    return call_blocking([&](auto& keep_waiting) { return client_.wait_collective(call, at_most, keep_waiting); });
+  };
+  auto source = wait_for(limit);
+  if (!source.ok() && source.status().code() == ErrorCode::timeout && limit.count() > 0) {
+    if (!client_.collective_done(call)) return std::nullopt;
+    source = wait_for(std::chrono::milliseconds(0));  // it has ended meanwhile
+  }
   const auto released = held_.extract(call);  // destroyed at the end, because that may run Python code
   raise_if_failed(source.status());
   return source.value();
@@ -124,10 +131,11 @@ void bind_collective(nb::module_& module) {
                             "The collectives of a client (poseidon/collective.h). Each call starts and has a number.")
       .def("add", &PyCollectives::add, "communicator"_a, "ranks"_a)
       .def("start", &PyCollectives::start, "communicator"_a, "kind"_a, "inputs"_a, "outputs"_a,
-           "element"_a = Element::uint8, "op"_a = ReduceOp::sum, "divisor"_a = 1, "root"_a = 0, "urgency"_a = 0.5,
-           "input_bytes"_a = std::vector<std::size_t>(), "output_bytes"_a = std::vector<std::size_t>())
-      .def("send", &PyCollectives::send, "communicator"_a, "to"_a, "tag"_a, "data"_a)
-      .def("receive", &PyCollectives::receive, "communicator"_a, "source"_a.none(), "tag"_a, "memory"_a)
+           "element"_a = Element::uint8, "op"_a = ReduceOp::sum, "divisor"_a = 1, "root"_a = 0, "label"_a = 0,
+           "urgency"_a = 0.5, "input_bytes"_a = std::vector<std::size_t>(),
+           "output_bytes"_a = std::vector<std::size_t>())
+      .def("send", &PyCollectives::send, "communicator"_a, "to"_a, "tag"_a, "label"_a, "data"_a)
+      .def("receive", &PyCollectives::receive, "communicator"_a, "source"_a.none(), "tag"_a, "label"_a, "memory"_a)
       .def("wait", &PyCollectives::wait, "call"_a, "limit_s"_a = nb::none())
       .def("done", &PyCollectives::done, "call"_a);
 }

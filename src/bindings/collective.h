@@ -22,10 +22,11 @@ class PyCollectives {
   /// `input_bytes`, `output_bytes`: an array is as many arrays of these sizes, one after the other. Empty: it is one.
   std::uint64_t start(std::uint32_t communicator, CollectiveKind kind, std::vector<Array> inputs,
                       std::vector<Array> outputs, Element element, ReduceOp op, std::uint32_t divisor,
-                      std::uint32_t root, double urgency, const std::vector<std::size_t>& input_bytes,
-                      const std::vector<std::size_t>& output_bytes);
-  std::uint64_t send(std::uint32_t communicator, std::uint32_t to, std::uint32_t tag, Array data);
-  std::uint64_t receive(std::uint32_t communicator, std::optional<std::uint32_t> from, std::uint32_t tag, Array memory);
+                      std::uint32_t root, std::uint32_t label, double urgency,
+                      const std::vector<std::size_t>& input_bytes, const std::vector<std::size_t>& output_bytes);
+  std::uint64_t send(std::uint32_t communicator, std::uint32_t to, std::uint32_t tag, std::uint32_t label, Array data);
+  std::uint64_t receive(std::uint32_t communicator, std::optional<std::uint32_t> from, std::uint32_t tag,
+                        std::uint32_t label, Array memory);
   /// The sender's rank, for receive(). None: the call goes on after so many seconds.
   std::optional<std::uint32_t> wait(std::uint64_t call, std::optional<double> limit_s);
   bool done(std::uint64_t call) const { return client_.collective_done(call); }

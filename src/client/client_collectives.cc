@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/memory_guard.h"
 #include "client/client_impl.h"
 #include "plan/chunk_roles.h"
 #include "plan/partition.h"
@@ -54,7 +55,10 @@ Status ClientImpl::add_communicator(std::uint32_t id, std::vector<std::uint32_t>
   }
   communicator.hosts = hosts_of(cluster(), ranks);
   communicator.ranks = std::move(ranks);
-  loop_->post([this, added = std::move(communicator)] { collectives_.add(added); });
+  loop_->post([this, added = std::move(communicator)] {
+    const Status status = closing_ ? Status() : collectives_.add(added);
+    if (!status.ok()) fail(status.with_context(connections_.here()), {});
+  });
   return {};
 }
 
@@ -79,17 +83,17 @@ Result<std::uint64_t> ClientImpl::start_collective(std::uint32_t communicator, C
   });
 }
 
-Result<std::uint64_t> ClientImpl::send(std::uint32_t communicator, std::uint32_t to, std::uint32_t tag,
+Result<std::uint64_t> ClientImpl::send(std::uint32_t communicator, std::uint32_t to, MessageKind kind,
                                        std::span<const std::byte> data) {
   const CommunicatorPlace place = place_in(communicator);
   if (place.size == 0) return no_communicator(communicator);
   if (to >= place.size || to == place.rank)
     return invalid_call(
         concat("rank ", place.rank, " of ", place.size, " cannot send to rank ", to, "; give another one"));
-  return submit_call([=, this](std::uint64_t task) { return collectives_.send(communicator, to, tag, data, task); });
+  return submit_call([=, this](std::uint64_t task) { return collectives_.send(communicator, to, kind, data, task); });
 }
 
-Result<std::uint64_t> ClientImpl::receive(std::uint32_t communicator, std::uint32_t from, std::uint32_t tag,
+Result<std::uint64_t> ClientImpl::receive(std::uint32_t communicator, std::uint32_t from, MessageKind kind,
                                           std::span<std::byte> memory) {
   const CommunicatorPlace place = place_in(communicator);
   if (place.size == 0) return no_communicator(communicator);
@@ -97,7 +101,7 @@ Result<std::uint64_t> ClientImpl::receive(std::uint32_t communicator, std::uint3
     return invalid_call(
         concat("rank ", place.rank, " of ", place.size, " cannot receive from rank ", from, "; give another one"));
   return submit_call(
-      [=, this](std::uint64_t task) { return collectives_.receive(communicator, from, tag, memory, task); });
+      [=, this](std::uint64_t task) { return collectives_.receive(communicator, from, kind, memory, task); });
 }
 
 Result<std::uint64_t> ClientImpl::submit_call(BeginCall begin) {
@@ -108,15 +112,17 @@ Result<std::uint64_t> ClientImpl::submit_call(BeginCall begin) {
 void ClientImpl::begin_call(std::uint64_t task, const BeginCall& begin) {
   loop_->check_thread();
   if (closing_ || leaving_) return steps_.end_task(task, std::nullopt);
-  if (departures_.closed() != nullptr) {
-    fail_if(departures_.closed());
-    return steps_.end_task(task, std::nullopt);
-  }
   if (!connections_.all_peers_greeted()) {
     calls_waiting_for_peers_.emplace_back(task, begin);
     return connections_.connect_all_peers();
   }
-  if (Status status = begin(task); !status.ok()) return fail(status.with_context(connections_.here()), {});
+  const Status status = guard_memory([&] { return begin(task); }, [] { return std::string("a collective"); });
+  if (!status.ok()) {
+    const bool ends_with_the_job = collectives_.runs(task);
+    fail(status.with_context(connections_.here()), {});
+    if (!ends_with_the_job) steps_.end_task(task, std::nullopt);
+    return;
+  }
   fail_if(departures_.ends_collective());
 }
 

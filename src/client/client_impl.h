@@ -114,9 +114,9 @@ class ClientImpl final : public Client, private Receiver {
   TrafficStats traffic() const override;
   Status add_communicator(std::uint32_t id, std::vector<std::uint32_t> ranks) override;
   Result<std::uint64_t> start_collective(std::uint32_t communicator, CollectiveCall call) override;
-  Result<std::uint64_t> send(std::uint32_t communicator, std::uint32_t to, std::uint32_t tag,
+  Result<std::uint64_t> send(std::uint32_t communicator, std::uint32_t to, MessageKind kind,
                              std::span<const std::byte> data) override;
-  Result<std::uint64_t> receive(std::uint32_t communicator, std::uint32_t from, std::uint32_t tag,
+  Result<std::uint64_t> receive(std::uint32_t communicator, std::uint32_t from, MessageKind kind,
                                 std::span<std::byte> memory) override;
   Result<std::uint32_t> wait_collective(std::uint64_t call, std::chrono::milliseconds limit,
                                         const std::function<bool()>& keep_waiting) override;

@@ -219,17 +219,21 @@ Result<std::uint64_t> Steps::begin_task(std::function<void(std::uint64_t)> start
 Result<std::uint32_t> Steps::wait_task(std::uint64_t task, Clock::time_point latest, const Look& look) {
   loop_->check_other_thread();
   std::unique_lock lock(mutex_);
-  const auto found = tasks_.find(task);
-  if (found == tasks_.end()) return Status(ErrorCode::invalid_argument, "this collective has been waited for before");
-  const Task& waited = found->second;
+  if (!tasks_.contains(task))
+    return Status(ErrorCode::invalid_argument, "this collective has been waited for before; wait for each once");
+  const auto runs = [&] {  // another thread may have waited for it, too
+    const auto found = tasks_.find(task);
+    return found != tasks_.end() && found->second.running;
+  };
+  const auto is_over = [&] { return !runs() || Clock::now() >= latest; };
   ++single_waiter_count_;
-  static_cast<void>(wait_until(
-      lock, look, [&] { return !waited.running || Clock::now() >= latest; }, latest));
+  static_cast<void>(wait_until(lock, look, is_over, latest));
   --single_waiter_count_;
-  if (waited.running) return Status(ErrorCode::timeout, "the collective takes longer; wait again, or end the job");
-  const auto source = tasks_.extract(found).mapped().source;
-  if (!source) return status_;
-  return *source;
+  if (runs()) return Status(ErrorCode::timeout, "the collective takes longer; wait again, or end the job");
+  const auto ended = tasks_.extract(task);
+  if (!ended.empty() && ended.mapped().source) return *ended.mapped().source;
+  // A rank that leaves begins no calls any more, although nothing has failed yet.
+  return status_.ok() ? Status(ErrorCode::shut_down, "this rank leaves; connect again before further calls") : status_;
 }
 
 bool Steps::task_done(std::uint64_t task) const {

@@ -37,7 +37,7 @@ bool has_root(CollectiveKind kind) {
 /// Sizes of what only some ranks know are compared message by message.
 std::uint32_t signature_of(const CollectiveCall& call) {
   Signature signature;
-  signature.add(static_cast<std::uint64_t>(call.kind));
+  signature.add(static_cast<std::uint64_t>(call.kind)).add(call.label);
   if (reduces(call.kind))
     signature.add(static_cast<std::uint64_t>(call.op)).add(static_cast<std::uint64_t>(call.element)).add(call.divisor);
   if (has_root(call.kind)) signature.add(call.root);
@@ -70,8 +70,10 @@ ChunkExchange::ChunkExchange(NumberedCall numbered, const Communicator& communic
       on_change_(std::move(on_change)),
       priority_{poseidon::level_of(call_.urgency), 0},
       bytes_to_(communicator.size()),
+      bytes_from_(communicator.size()),
       ready_(communicator.size()),
-      held_(communicator.size()) {
+      held_(communicator.size()),
+      gone_(communicator.size()) {
   const CollectiveShape shape = shape_of_call(call_, communicator.rank, communicator.size(), numbered.chunk_bytes);
   std::vector<ChunkRole> roles = roles_of(shape, communicator.hosts);
   order_.resize(roles.size());
@@ -137,21 +139,24 @@ bool ChunkExchange::passes_through(const ChunkState& state) const {
   return !state.role.input && state.parts.size() == 1 && state.parts.front().size() == 1 && state.role.output;
 }
 
-/// Counts what goes between this rank and each other one, and tells those that are ready for that now which need to
-/// know it.
+/// Counts what goes between this rank and each other one, and tells those that must know it before they send, or before
+/// they are sent to.
 void ChunkExchange::count_bytes() {
-  std::vector<std::size_t> bytes_from(communicator_.size());
   for (const ChunkState& state : chunks_) {
     const ChunkRole& role = state.role;
     if (role.parent) bytes_to_[*role.parent] += role.size_bytes;
     for (const std::uint32_t rank : role.receivers) bytes_to_[rank] += role.size_bytes;
-    if (role.source) bytes_from[*role.source] += role.size_bytes;
+    if (role.source) bytes_from_[*role.source] += role.size_bytes;
     for (const auto& level : role.levels)
-      for (const std::uint32_t rank : level) bytes_from[rank] += role.size_bytes;
+      for (const std::uint32_t rank : level) bytes_from_[rank] += role.size_bytes;
   }
-  wire::Envelope about{.priority = priority_.level, .rank = links_.rank, .unit = communicator_.id, .step = number_};
-  for (std::uint32_t rank = 0; rank < communicator_.size(); ++rank)
-    if (bytes_from[rank] > kUnaskedBytes) transmit(rank, wire::Ready{}.make(about), {});
+  const wire::Envelope about{
+      .priority = priority_.level, .rank = links_.rank, .unit = communicator_.id, .step = number_};
+  for (std::uint32_t rank = 0; rank < communicator_.size(); ++rank) {
+    if (bytes_from_[rank] <= kUnaskedBytes && bytes_to_[rank] <= kUnaskedBytes) continue;
+    const wire::Ready told{.takes_bytes = bytes_from_[rank], .gives_bytes = bytes_to_[rank], .signature = signature_};
+    transmit(rank, told.make(about), {});
+  }
 }
 
 void ChunkExchange::start() {
@@ -160,13 +165,25 @@ void ChunkExchange::start() {
   for (const std::size_t index : order_) advance(chunks_[index]);
 }
 
-void ChunkExchange::ready(std::uint32_t rank) {
+Status ChunkExchange::ready(std::uint32_t rank, const wire::Ready& told) {
   one_thread_.check();
+  if (told.signature != signature_) return unexpected(rank, "its kind, operation, dtype or root differ");
+  if (told.takes_bytes != bytes_to_[rank] || told.gives_bytes != bytes_from_[rank])
+    return unexpected(rank, concat("it takes ", told.takes_bytes, " bytes and gives ", told.gives_bytes, ", but here ",
+                                   bytes_to_[rank], " and ", bytes_from_[rank], " are exchanged with it"));
   ready_[rank] = true;
   for (const Held& held : std::exchange(held_[rank], {})) {
     --sends_pending_;
     transmit(rank, held.header, held.payload);
   }
+  return {};
+}
+
+Status ChunkExchange::departure() const {
+  if (gone_count_ == 0 || failed_) return {};
+  const auto rank = std::ranges::find(gone_, true) - gone_.begin();
+  return {ErrorCode::peer_lost,
+          concat("rank ", rank, " of the group has left before ", name(), "; make the same calls on all its ranks")};
 }
 
 void ChunkExchange::fail() {
@@ -312,22 +329,32 @@ void ChunkExchange::give(std::uint32_t rank, const ChunkState& state, bool is_re
 
 void ChunkExchange::transmit(std::uint32_t rank, const wire::Header& header, std::span<const std::byte> payload) {
   Flow* const flow = links_.peers[communicator_.ranks[rank]][priority_.priority_class];
-  if (flow == nullptr) return;  // it has left, and needs nothing any more
+  if (flow == nullptr) return note_gone(rank);
   Pieces pieces;
   if (!payload.empty()) pieces.push_back(payload);
   ++sends_pending_;
-  flow->send(header, std::move(pieces), [this](const Status&) {
+  flow->send(header, std::move(pieces), [this, rank](const Status& status) {
     invariant(sends_pending_ > 0, "a send is done once, before its call ends");
-    // A failed send also closes its flow, which fails the call.
+    // A failed send also closes its flow. Whoever hears of that asks whether this call lacks something.
+    if (!status.ok()) note_gone(rank);
     if (--sends_pending_ == 0) on_change_();
   });
+}
+
+void ChunkExchange::note_gone(std::uint32_t rank) {
+  if (!gone_[rank]) ++gone_count_;
+  gone_[rank] = true;
 }
 
 bool ChunkExchange::lacks(std::uint32_t rank) const {
   one_thread_.check();
   if (failed_) return false;
+  if (gone_[rank] || !held_[rank].empty()) return true;
   return std::ranges::any_of(chunks_, [&](const ChunkState& state) {
     if (state.role.source == rank && !state.has_result) return true;
+    // Or it still has to get something.
+    if (state.role.parent == rank && !state.given) return true;
+    if (!state.has_result && std::ranges::find(state.role.receivers, rank) != state.role.receivers.end()) return true;
     const Part* const part = part_of(state, rank);
     return part != nullptr && !part->arrived;
   });

@@ -36,8 +36,10 @@ class ChunkExchange : private Pinned {
   ~ChunkExchange();
 
   void start();
-  /// A rank takes all that this one has for it.
-  void ready(std::uint32_t rank);
+  /// A rank takes all that this one has for it. ErrorCode::mismatch: it makes another call.
+  Status ready(std::uint32_t rank, const wire::Ready& told);
+  /// ErrorCode::peer_lost: a rank has left before it had all that it should get.
+  Status departure() const;
   /// Handle a piece of this call, like SchemeProtocol. Errors end the job.
   Result<std::span<std::byte>> accept(std::uint32_t rank, const wire::Header& header, bool lent);
   void receive(std::uint32_t rank, const wire::Header& header, std::span<const std::byte> payload);
@@ -45,9 +47,9 @@ class ChunkExchange : private Pinned {
   void fail();
 
   /// Whether nothing uses the call's memory any more, and, unless it has failed, all results are here.
-  bool done() const { return sends_pending_ == 0 && (failed_ || unfinished_ == 0); }
+  bool done() const { return sends_pending_ == 0 && (failed_ || (unfinished_ == 0 && gone_count_ == 0)); }
   std::uint64_t number() const { return number_; }
-  /// Whether something of the rank is missing.
+  /// Whether something of the rank is missing, or it has gone before it had all that it should get.
   bool lacks(std::uint32_t rank) const;
   /// Such as "all_reduce 7 of 40 bytes (float32, sum)", and "waiting for chunk 3 from rank 2".
   std::string name() const;
@@ -89,6 +91,7 @@ class ChunkExchange : private Pinned {
   std::span<const std::byte> combine_level(ChunkState& state, std::size_t level, std::span<const std::byte> own);
   void take_result(ChunkState& state, std::span<const std::byte> value);
   void give(std::uint32_t rank, const ChunkState& state, bool is_result, std::span<const std::byte> value);
+  void note_gone(std::uint32_t rank);
   void transmit(std::uint32_t rank, const wire::Header& header, std::span<const std::byte> payload);
   bool is_finished(const ChunkState& state) const;
 
@@ -99,13 +102,16 @@ class ChunkExchange : private Pinned {
   const Links& links_;
   const std::function<void()> on_change_;
   const Priority priority_;
-  Buffer own_input_;                // a copy, if outputs are written before all inputs are sent
-  std::vector<ChunkState> chunks_;  // by number
-  std::vector<std::size_t> order_;  // of `chunks_`, in which they are begun
-  std::vector<std::size_t> bytes_to_;
+  Buffer own_input_;                     // a copy, if outputs are written before all inputs are sent
+  std::vector<ChunkState> chunks_;       // by number
+  std::vector<std::size_t> order_;       // of `chunks_`, in which they are begun
+  std::vector<std::size_t> bytes_to_;    // by rank
+  std::vector<std::size_t> bytes_from_;  // by rank
   std::vector<bool> ready_;
   std::vector<std::deque<Held>> held_;  // by rank, until it is ready
-  std::size_t unfinished_ = 0;          // chunks
+  std::vector<bool> gone_;              // by rank: something could not be sent to it
+  std::size_t gone_count_ = 0;
+  std::size_t unfinished_ = 0;  // chunks
   std::size_t sends_pending_ = 0;
   bool failed_ = false;
   [[no_unique_address]] OneThread one_thread_{"ChunkExchange"};

@@ -12,7 +12,7 @@ Collectives::~Collectives() {
     for (Early& piece : pieces) links_.pool->give_back(std::move(piece.buffer));
 }
 
-void Collectives::add(Communicator communicator) {
+Status Collectives::add(Communicator communicator) {
   one_thread_.check();
   const std::uint32_t id = communicator.id;
   Entry& entry = communicators_[id];
@@ -20,6 +20,35 @@ void Collectives::add(Communicator communicator) {
   entry.communicator = std::move(communicator);
   entry.messages =
       std::make_unique<Messages>(entry.communicator, links_, [this](MessageEnd end) { on_end_(end.task, end.source); });
+  return replay_messages(id);
+}
+
+/// Gives a communicator that is added the messages that have come before.
+Status Collectives::replay_messages(std::uint32_t id) {
+  const auto found = early_.find({id, kMessages});
+  if (found == early_.end()) return {};
+  for (auto piece = found->second.begin(); piece != found->second.end();) {
+    if (!piece->arrived) {
+      ++piece;  // on_message() delivers it
+      continue;
+    }
+    Status status = deliver_message(piece->header, piece->buffer.span());
+    early_bytes_ -= piece->buffer.size();
+    links_.pool->give_back(std::move(piece->buffer));
+    piece = found->second.erase(piece);
+    if (!status.ok()) return status;
+  }
+  if (found->second.empty()) early_.erase(found);
+  return {};
+}
+
+/// Hands over a piece of a message that is complete, in memory of this object.
+Status Collectives::deliver_message(const wire::Header& header, std::span<const std::byte> payload) {
+  Entry* const entry = entry_of(header);
+  if (entry == nullptr) return unknown(header);
+  const std::uint32_t rank = rank_in(entry->communicator, header.rank);
+  const auto accepted = entry->messages->accept(rank, header, true);
+  return accepted.ok() ? entry->messages->take(rank, header, payload) : accepted.status();
 }
 
 std::uint32_t Collectives::rank_in(const Communicator& communicator, std::uint32_t peer) const {
@@ -70,8 +99,14 @@ Status Collectives::start(std::uint32_t communicator, CollectiveCall call, std::
 Status Collectives::inside(const CallKey& key, const std::function<Status(ChunkExchange&)>& work) {
   invariant(!inside_, "an exchange is called by its loop, and not by another one");
   inside_ = key;
-  Status status = work(*running_.at(key).exchange);
-  inside_.reset();
+  const auto leave = [this](const CallKey*) { inside_.reset(); };  // also where there is no memory
+  Status status;
+  {
+    const std::unique_ptr<const CallKey, decltype(leave)> guard(&key, leave);
+    ChunkExchange& exchange = *running_.at(key).exchange;
+    status = work(exchange);
+    if (status.ok()) status = exchange.departure();
+  }
   settle(key);
   return status;
 }
@@ -86,6 +121,7 @@ Status Collectives::replay(const CallKey& key) {
       continue;
     }
     Status status = deliver(key, piece->header, piece->buffer.span());
+    early_bytes_ -= piece->buffer.size();
     links_.pool->give_back(std::move(piece->buffer));
     piece = found->second.erase(piece);
     if (!status.ok()) return status;
@@ -97,11 +133,10 @@ Status Collectives::replay(const CallKey& key) {
 /// Hands over a message that is complete, in memory of this object.
 Status Collectives::deliver(const CallKey& key, const wire::Header& header, std::span<const std::byte> payload) {
   ChunkExchange& exchange = *running_.at(key).exchange;
-  const std::uint32_t rank = rank_in(communicators_.at(key.first).communicator, header.rank);
-  if (header.kind == wire::Kind::ready) {
-    exchange.ready(rank);
-    return {};
-  }
+  const Communicator& communicator = communicators_.at(key.first).communicator;
+  const std::uint32_t rank = rank_in(communicator, header.rank);
+  if (rank >= communicator.size()) return unknown(header);
+  if (header.kind == wire::Kind::ready) return exchange.ready(rank, wire::Ready::read(header));
   const auto accepted = exchange.accept(rank, header, true);
   if (accepted.ok()) exchange.receive(rank, header, payload);
   return accepted.status();
@@ -117,20 +152,18 @@ void Collectives::settle(const CallKey& key) {
   on_end_(task, 0);
 }
 
-Status Collectives::send(std::uint32_t communicator, std::uint32_t to, std::uint32_t tag,
+Status Collectives::send(std::uint32_t communicator, std::uint32_t to, MessageKind kind,
                          std::span<const std::byte> data, std::uint64_t task) {
   one_thread_.check();
-  if (failed_)
-    on_end_(task, 0);
-  else
-    communicators_.at(communicator).messages->send(task, to, tag, data);
+  if (!failed_) return communicators_.at(communicator).messages->send(task, to, kind, data);
+  on_end_(task, 0);
   return {};
 }
 
-Status Collectives::receive(std::uint32_t communicator, std::uint32_t from, std::uint32_t tag,
+Status Collectives::receive(std::uint32_t communicator, std::uint32_t from, MessageKind kind,
                             std::span<std::byte> memory, std::uint64_t task) {
   one_thread_.check();
-  if (!failed_) return communicators_.at(communicator).messages->receive(task, from, tag, memory);
+  if (!failed_) return communicators_.at(communicator).messages->receive(task, from, kind, memory);
   on_end_(task, 0);
   return {};
 }
@@ -138,56 +171,68 @@ Status Collectives::receive(std::uint32_t communicator, std::uint32_t from, std:
 Result<std::span<std::byte>> Collectives::accept(const wire::Header& header, bool lent) {
   one_thread_.check();
   Entry* const entry = entry_of(header);
+  if (entry == nullptr && communicators_.contains(header.unit)) return unknown(header);
   if (wire::Piece::read(header).is_sent) {
-    if (entry == nullptr) return unknown(header);
+    if (entry == nullptr) return keep(header, {header.unit, kMessages});
     return entry->messages->accept(rank_in(entry->communicator, header.rank), header, lent);
   }
   const CallKey key{header.unit, header.step};
   if (const auto running = running_.find(key); running != running_.end() && entry != nullptr)
     return running->second.exchange->accept(rank_in(entry->communicator, header.rank), header, lent);
   if (entry != nullptr && header.step <= entry->communicator.calls) return ended(header);
-  return keep(header);
+  return keep(header, key);
 }
 
 /// Makes room for a piece of a call that this rank has not begun.
-Result<std::span<std::byte>> Collectives::keep(const wire::Header& header) {
+Result<std::span<std::byte>> Collectives::keep(const wire::Header& header, const CallKey& key) {
   if (header.payload_bytes > kUnaskedBytes)
     return Status(ErrorCode::mismatch, concat("rank ", header.rank, " sends ", header.payload_bytes,
                                               " bytes of a call that this rank has not begun"));
-  Early piece{header, links_.pool->try_take(header.payload_bytes), false};
+  const bool has_room = early_bytes_ + header.payload_bytes <= kMostUnaskedBytes;
+  Early piece{header, has_room ? links_.pool->try_take(header.payload_bytes) : Buffer(), false};
+  early_bytes_ += piece.buffer.size();
   if (!piece.buffer && header.payload_bytes > 0)
     return Status(ErrorCode::refused, concat("there is no memory left for the calls of rank ", header.rank,
                                              " that this rank has not made; make them sooner"));
-  return early_[{header.unit, header.step}].emplace_back(std::move(piece)).buffer.span();
+  return early_[key].emplace_back(std::move(piece)).buffer.span();
 }
 
 Status Collectives::on_message(const wire::Header& header, std::span<const std::byte> payload) {
   one_thread_.check();
   if (failed_) return {};
-  Entry* const entry = entry_of(header);
-  if (wire::Piece::read(header).is_sent)
-    return entry->messages->take(rank_in(entry->communicator, header.rank), header, payload);
-  const CallKey key{header.unit, header.step};
-  if (const auto kept = early_.find(key); kept != early_.end()) {
-    const auto piece =
-        std::ranges::find_if(kept->second, [&](const Early& one) { return !one.arrived && one.header == header; });
-    if (piece != kept->second.end()) {
-      if (!payload.empty() && payload.data() != piece->buffer.data())
-        std::memcpy(piece->buffer.data(), payload.data(), payload.size());
-      piece->arrived = true;
-      if (!running_.contains(key)) return {};
-      return inside(key, [&](ChunkExchange&) { return replay(key); });
-    }
+  const bool is_sent = wire::Piece::read(header).is_sent;
+  const CallKey key{header.unit, is_sent ? kMessages : header.step};
+  if (Early* const piece = early_piece(key, header)) {
+    if (!payload.empty() && payload.data() != piece->buffer.data())
+      std::memcpy(piece->buffer.data(), payload.data(), payload.size());
+    piece->arrived = true;
+    if (is_sent) return communicators_.contains(header.unit) ? replay_messages(header.unit) : Status();
+    if (!running_.contains(key)) return {};
+    return inside(key, [&](ChunkExchange&) { return replay(key); });
   }
+  Entry* const entry = entry_of(header);
+  invariant(entry != nullptr, "a piece that is complete was accepted");
+  const std::uint32_t rank = rank_in(entry->communicator, header.rank);
+  if (is_sent) return entry->messages->take(rank, header, payload);
   return inside(key, [&](ChunkExchange& exchange) {
-    exchange.receive(rank_in(entry->communicator, header.rank), header, payload);
+    exchange.receive(rank, header, payload);
     return Status();
   });
+}
+
+/// The piece of this header that is being received into memory of this object; null if there is none.
+Collectives::Early* Collectives::early_piece(const CallKey& key, const wire::Header& header) {
+  const auto kept = early_.find(key);
+  if (kept == early_.end()) return nullptr;
+  const auto piece =
+      std::ranges::find_if(kept->second, [&](const Early& one) { return !one.arrived && one.header == header; });
+  return piece == kept->second.end() ? nullptr : &*piece;
 }
 
 Status Collectives::on_ready(const wire::Header& header) {
   one_thread_.check();
   Entry* const entry = entry_of(header);
+  if (entry == nullptr && communicators_.contains(header.unit)) return unknown(header);
   if (wire::Ready::read(header).is_sent) {
     if (entry == nullptr) return unknown(header);
     return entry->messages->ready(rank_in(entry->communicator, header.rank), header.step);
@@ -210,6 +255,12 @@ void Collectives::fail() {
     keys.push_back(key);
   }
   for (const CallKey& key : keys) settle(key);
+}
+
+bool Collectives::runs(std::uint64_t task) const {
+  one_thread_.check();
+  return std::ranges::any_of(running_, [task](const auto& one) { return one.second.task == task; }) ||
+         std::ranges::any_of(communicators_, [task](const auto& one) { return one.second.messages->runs(task); });
 }
 
 bool Collectives::lacks(std::uint32_t peer) const {

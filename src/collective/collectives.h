@@ -35,13 +35,13 @@ class Collectives final : public Addressee, private Pinned {
   ~Collectives();
 
   /// `id` is new in this client, and the same on all its ranks.
-  void add(Communicator communicator);
+  Status add(Communicator communicator);
 
-  // Begin a call. An error ends the job.
+  // Begin a call. An error ends the job, here as above.
   Status start(std::uint32_t communicator, CollectiveCall call, std::uint64_t task);
-  Status send(std::uint32_t communicator, std::uint32_t to, std::uint32_t tag, std::span<const std::byte> data,
+  Status send(std::uint32_t communicator, std::uint32_t to, MessageKind kind, std::span<const std::byte> data,
               std::uint64_t task);
-  Status receive(std::uint32_t communicator, std::uint32_t from, std::uint32_t tag, std::span<std::byte> memory,
+  Status receive(std::uint32_t communicator, std::uint32_t from, MessageKind kind, std::span<std::byte> memory,
                  std::uint64_t task);
 
   /// Handle a piece, and a ready message, which come from the rank of the header. Errors end the job.
@@ -52,6 +52,8 @@ class Collectives final : public Addressee, private Pinned {
   /// Ends all calls without results, as soon as their memory is free. None begins after this.
   void fail();
 
+  /// Whether this task is a call that is under way.
+  bool runs(std::uint64_t task) const;
   /// Whether a call waits for this rank of the client.
   bool lacks(std::uint32_t peer) const;
   /// What the oldest call waits for; empty if none is under way.
@@ -59,6 +61,7 @@ class Collectives final : public Addressee, private Pinned {
 
  private:
   using CallKey = std::pair<std::uint32_t, std::uint64_t>;  // of a communicator, its number
+  static constexpr std::uint64_t kMessages = 0;             // instead of a number: messages from rank to rank
   struct Running {
     std::unique_ptr<ChunkExchange> exchange;
     std::uint64_t task = 0;
@@ -76,7 +79,10 @@ class Collectives final : public Addressee, private Pinned {
 
   Entry* entry_of(const wire::Header& header);
   std::uint32_t rank_in(const Communicator& communicator, std::uint32_t peer) const;
-  Result<std::span<std::byte>> keep(const wire::Header& header);
+  Result<std::span<std::byte>> keep(const wire::Header& header, const CallKey& key);
+  Early* early_piece(const CallKey& key, const wire::Header& header);
+  Status replay_messages(std::uint32_t id);
+  Status deliver_message(const wire::Header& header, std::span<const std::byte> payload);
   Status replay(const CallKey& key);
   Status inside(const CallKey& key, const std::function<Status(ChunkExchange&)>& work);
   Status deliver(const CallKey& key, const wire::Header& header, std::span<const std::byte> payload);
@@ -90,6 +96,7 @@ class Collectives final : public Addressee, private Pinned {
   std::map<std::uint32_t, Entry> communicators_;  // by id
   std::map<CallKey, Running> running_;
   std::map<CallKey, std::list<Early>> early_;
+  std::size_t early_bytes_ = 0;
   std::optional<CallKey> inside_;  // the call whose exchange is being called
   bool failed_ = false;
   [[no_unique_address]] OneThread one_thread_{"Collectives"};

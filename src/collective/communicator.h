@@ -25,4 +25,8 @@ struct Communicator {
 /// receiver keeps it until its own call.
 inline constexpr std::size_t kUnaskedBytes = std::size_t{64} << 10;
 
+/// The most bytes that a rank keeps for calls of its own which come later. Whoever is further ahead ends the job, with
+/// a message that says so.
+inline constexpr std::size_t kMostUnaskedBytes = std::size_t{1} << 30;
+
 }  // namespace poseidon

@@ -28,37 +28,46 @@ wire::Envelope Messages::about(std::uint64_t number) const {
 
 std::string Messages::name_of(std::uint32_t rank) const { return concat("rank ", rank, " of the group"); }
 
-void Messages::send(std::uint64_t task, std::uint32_t to, std::uint32_t tag, std::span<const std::byte> data) {
+Status Messages::send(std::uint64_t task, std::uint32_t to, MessageKind kind, std::span<const std::byte> data) {
   one_thread_.check();
-  Sending& sending = sending_.emplace(task, Sending{task, to, ++sent_[to], tag, {}}).first->second;
+  Sending& sending = sending_.emplace(task, Sending{task, to, ++sent_[to], kind, {}}).first->second;
   const bool unasked = data.size() <= kUnaskedBytes;
   if (!unasked) sending.rest = data;
   send_piece(sending, 0, data.size(), unasked ? data : std::span<const std::byte>());
+  const auto begun = sending_.find(task);
+  if (begun == sending_.end() || !begun->second.gone) return {};
+  return {ErrorCode::peer_lost, name_of(to) + " has left, and cannot be sent to; let it receive before it ends"};
 }
 
 void Messages::send_piece(Sending& sending, std::size_t offset_bytes, std::size_t total_bytes,
                           std::span<const std::byte> piece) {
   Flow* const flow = links_.peers[communicator_.ranks[sending.to]][kPriority.priority_class];
-  if (flow == nullptr) return;  // it has left; whoever waits for this call learns so
+  if (flow == nullptr) {
+    sending.gone = true;
+    return;
+  }
   const wire::Piece body{.dtype = DType::int64,
                          .is_sent = true,
                          .total_bytes = total_bytes,
                          .offset_bytes = offset_bytes,
-                         .tag = sending.tag};
+                         .tag = sending.kind.tag,
+                         .signature = sending.kind.label};
   Pieces pieces;
   if (!piece.empty()) pieces.push_back(piece);
   ++sending.pending_count;
-  flow->send(body.make(about(sending.number)), std::move(pieces), [this, task = sending.task](const Status&) {
+  flow->send(body.make(about(sending.number)), std::move(pieces), [this, task = sending.task](const Status& status) {
     const auto found = sending_.find(task);
     invariant(found != sending_.end() && found->second.pending_count > 0, "a piece is sent once, before its call ends");
     --found->second.pending_count;
+    found->second.gone |= !status.ok();
     end_if_sent(task);
   });
 }
 
 void Messages::end_if_sent(std::uint64_t task) {
   const auto found = sending_.find(task);
-  if (found->second.pending_count > 0 || (!found->second.rest.empty() && !failed_)) return;
+  const Sending& sending = found->second;
+  if (sending.pending_count > 0 || ((!sending.rest.empty() || sending.gone) && !failed_)) return;
   const std::uint32_t to = found->second.to;
   sending_.erase(found);
   on_end_({task, to});
@@ -80,16 +89,18 @@ Status Messages::ready(std::uint32_t rank, std::uint64_t number) {
   return {};
 }
 
-Status Messages::receive(std::uint64_t task, std::uint32_t from, std::uint32_t tag, std::span<std::byte> memory) {
+Status Messages::receive(std::uint64_t task, std::uint32_t from, MessageKind kind, std::span<std::byte> memory) {
   one_thread_.check();
-  Receiving& call = receiving_.emplace_back(Receiving{task, from, tag, memory, {}, 0, 0});
+  Receiving& call = receiving_.emplace_back(Receiving{task, from, kind, memory, {}, 0, 0});
   const auto found = std::ranges::find_if(
-      waiting_, [&](const Waiting& one) { return !one.has_call && fits(call, one.rank, one.tag); });
+      waiting_, [&](const Waiting& one) { return !one.has_call && fits(call, one.rank, one.kind.tag); });
   if (found == waiting_.end()) return {};
-  if (Status status = bind(call, found->rank, found->number, found->total_bytes); !status.ok()) return status;
+  if (Status status = bind(call, found->rank, found->number, found->total_bytes, found->kind.label); !status.ok())
+    return status;
   found->has_call = true;
   if (!found->arrived) return {};
   Buffer buffer = std::move(found->buffer);
+  waiting_bytes_ -= buffer.size();
   const bool whole = buffer || found->total_bytes == 0;
   waiting_.erase(found);
   if (whole)
@@ -101,10 +112,14 @@ Status Messages::receive(std::uint64_t task, std::uint32_t from, std::uint32_t t
 }
 
 /// Notes that this message is the call's.
-Status Messages::bind(Receiving& call, std::uint32_t rank, std::uint64_t number, std::size_t total_bytes) {
+Status Messages::bind(Receiving& call, std::uint32_t rank, std::uint64_t number, std::size_t total_bytes,
+                      std::uint32_t label) {
+  if (label != call.kind.label)
+    return {ErrorCode::mismatch, concat(name_of(rank), " sends another dtype with tag ", call.kind.tag,
+                                        " than recv takes here; give both the same")};
   if (total_bytes != call.memory.size())
     return {ErrorCode::mismatch,
-            concat(name_of(rank), " sends ", total_bytes, " bytes with tag ", call.tag, ", but recv takes ",
+            concat(name_of(rank), " sends ", total_bytes, " bytes with tag ", call.kind.tag, ", but recv takes ",
                    call.memory.size(), " here; give both the same shape and dtype")};
   call.message = {rank, number};
   return {};
@@ -150,13 +165,16 @@ Result<std::span<std::byte>> Messages::accept(std::uint32_t rank, const wire::He
     return Status(ErrorCode::mismatch, concat("message ", header.step, " comes without having been asked for"));
   const auto call = std::ranges::find_if(receiving_, [&](const Receiving& one) { return fits(one, rank, piece.tag); });
   if (call != receiving_.end()) {
-    if (Status status = bind(*call, rank, header.step, piece.total_bytes); !status.ok()) return status;
+    if (Status status = bind(*call, rank, header.step, piece.total_bytes, piece.signature); !status.ok()) return status;
     call->accepted_bytes += header.payload_bytes;
     return lent ? std::span<std::byte>() : call->memory.first(header.payload_bytes);
   }
-  Waiting& waiting = waiting_.emplace_back(Waiting{rank, header.step, piece.tag, piece.total_bytes, {}, false, false});
+  Waiting& waiting = waiting_.emplace_back(
+      Waiting{rank, header.step, {piece.tag, piece.signature}, piece.total_bytes, {}, false, false});
   if (header.payload_bytes == 0) return std::span<std::byte>();
-  waiting.buffer = links_.pool->try_take(header.payload_bytes);
+  const bool has_room = waiting_bytes_ + header.payload_bytes <= kMostUnaskedBytes;
+  if (has_room) waiting.buffer = links_.pool->try_take(header.payload_bytes);
+  waiting_bytes_ += waiting.buffer.size();
   if (!waiting.buffer)
     return Status(ErrorCode::refused,
                   concat("there is no memory left for the messages of ", name_of(rank), "; receive them sooner"));
@@ -187,6 +205,7 @@ Status Messages::take(std::uint32_t rank, const wire::Header& header, std::span<
     std::memcpy(waiting->buffer.data(), payload.data(), payload.size());
   if (!waiting->has_call) return {};
   Buffer buffer = std::move(waiting->buffer);
+  waiting_bytes_ -= buffer.size();
   waiting_.erase(waiting);
   if (only_says)
     ask_for_rest(*bound(rank, header.step));
@@ -207,12 +226,21 @@ void Messages::fail() {
 
 bool Messages::lacks(std::uint32_t rank) const {
   one_thread_.check();
-  const auto awaits = [rank](const Receiving& call) {
-    return call.message ? call.message->first == rank : call.from == rank;
+  const auto awaits = [this, rank](const Receiving& call) {
+    if (call.message) return call.message->first == rank;
+    return call.from == rank || (call.from == kAnySource && is_last(rank));
   };
   return std::ranges::any_of(receiving_, awaits) || std::ranges::any_of(sending_, [rank](const auto& one) {
-           return one.second.to == rank && !one.second.rest.empty();
+           return one.second.to == rank && (!one.second.rest.empty() || one.second.gone);
          });
+}
+
+/// Whether all other ranks but this one and `rank` have left.
+bool Messages::is_last(std::uint32_t rank) const {
+  for (std::uint32_t other = 0; other < communicator_.size(); ++other)
+    if (other != rank && other != communicator_.rank && links_.peers[communicator_.ranks[other]].front() != nullptr)
+      return false;
+  return true;
 }
 
 std::string Messages::waiting_for() const {
@@ -220,13 +248,13 @@ std::string Messages::waiting_for() const {
   if (!receiving_.empty()) {
     const Receiving& call = receiving_.front();
     const std::uint32_t from = call.message ? call.message->first : call.from;
-    return concat("waiting for a message with tag ", call.tag, " from ",
+    return concat("waiting for a message with tag ", call.kind.tag, " from ",
                   from == kAnySource ? std::string("any rank") : concat("rank ", communicator_.ranks[from]));
   }
   for (const auto& [task, sending] : sending_)
     if (!sending.rest.empty())
       return concat("waiting for rank ", communicator_.ranks[sending.to], " to receive a message with tag ",
-                    sending.tag);
+                    sending.kind.tag);
   return sending_.empty() ? "" : "sending a message";
 }
 

@@ -5,6 +5,7 @@
 // which they were sent.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -20,6 +21,7 @@
 #include "base/one_thread.h"
 #include "base/pinned.h"
 #include "collective/communicator.h"
+#include "poseidon/collective.h"
 #include "scheme/scheme.h"
 #include "wire/messages/collective.h"
 
@@ -39,9 +41,10 @@ class Messages : private Pinned {
       : communicator_(communicator), links_(links), on_end_(std::move(on_end)) {}
   ~Messages();
 
-  void send(std::uint64_t task, std::uint32_t to, std::uint32_t tag, std::span<const std::byte> data);
+  /// ErrorCode::peer_lost: that rank has left.
+  Status send(std::uint64_t task, std::uint32_t to, MessageKind kind, std::span<const std::byte> data);
   /// From `from`, or kAnySource. ErrorCode::mismatch: a message that has come is of another size.
-  Status receive(std::uint64_t task, std::uint32_t from, std::uint32_t tag, std::span<std::byte> memory);
+  Status receive(std::uint64_t task, std::uint32_t from, MessageKind kind, std::span<std::byte> memory);
 
   /// `rank` takes the rest of a message that this rank has begun to send to it.
   Status ready(std::uint32_t rank, std::uint64_t number);
@@ -51,6 +54,11 @@ class Messages : private Pinned {
   /// All calls end without a result, those whose memory is being sent as soon as it is free.
   void fail();
 
+  /// Whether this task is a call that is under way.
+  bool runs(std::uint64_t task) const {
+    return sending_.contains(task) ||
+           std::ranges::any_of(receiving_, [task](const Receiving& call) { return call.task == task; });
+  }
   /// Whether a call waits for the rank.
   bool lacks(std::uint32_t rank) const;
   /// Such as "waiting for a message with tag 3 from rank 2"; empty if nothing is awaited.
@@ -61,14 +69,15 @@ class Messages : private Pinned {
     std::uint64_t task = 0;
     std::uint32_t to = 0;
     std::uint64_t number = 0;
-    std::uint32_t tag = 0;
+    MessageKind kind;
     std::span<const std::byte> rest;  // not sent yet, because the receiver is not ready
     std::size_t pending_count = 0;    // pieces that still read the memory
+    bool gone = false;                // something could not be sent
   };
   struct Receiving {
     std::uint64_t task = 0;
     std::uint32_t from = 0;
-    std::uint32_t tag = 0;
+    MessageKind kind;
     std::span<std::byte> memory;
     std::optional<std::pair<std::uint32_t, std::uint64_t>> message;  // sender and number, once it has begun to come
     std::size_t accepted_bytes = 0;
@@ -78,7 +87,7 @@ class Messages : private Pinned {
   struct Waiting {
     std::uint32_t rank = 0;
     std::uint64_t number = 0;
-    std::uint32_t tag = 0;
+    MessageKind kind;
     std::size_t total_bytes = 0;
     Buffer buffer;          // all of a small message
     bool arrived = false;   // its first piece is complete
@@ -86,15 +95,16 @@ class Messages : private Pinned {
   };
 
   static bool fits(const Receiving& call, std::uint32_t rank, std::uint32_t tag) {
-    return !call.message && call.tag == tag && (call.from == kAnySource || call.from == rank);
+    return !call.message && call.kind.tag == tag && (call.from == kAnySource || call.from == rank);
   }
-  Status bind(Receiving& call, std::uint32_t rank, std::uint64_t number, std::size_t total_bytes);
+  Status bind(Receiving& call, std::uint32_t rank, std::uint64_t number, std::size_t total_bytes, std::uint32_t label);
   Receiving* bound(std::uint32_t rank, std::uint64_t number);
   void take_whole(Receiving& call, std::span<const std::byte> payload);
   void ask_for_rest(const Receiving& call);
   void end(const Receiving& call);
   void send_piece(Sending& sending, std::size_t offset_bytes, std::size_t total_bytes,
                   std::span<const std::byte> piece);
+  bool is_last(std::uint32_t rank) const;
   void end_if_sent(std::uint64_t task);
   wire::Envelope about(std::uint64_t number) const;
   std::string name_of(std::uint32_t rank) const;
@@ -106,6 +116,7 @@ class Messages : private Pinned {
   std::map<std::uint64_t, Sending> sending_;     // by task
   std::list<Receiving> receiving_;               // in the order of the calls
   std::list<Waiting> waiting_;                   // in the order of arrival
+  std::size_t waiting_bytes_ = 0;
   bool failed_ = false;
   [[no_unique_address]] OneThread one_thread_{"Messages"};
 };

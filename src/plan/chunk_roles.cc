@@ -59,13 +59,15 @@ class Roles {
  private:
   bool is_root() const { return shape_.rank == shape_.root; }
 
-  /// Pieces of an array of which one rank has all of something.
+  /// Pieces of an array of which one rank has all of something. An empty array has one, too: so ranks know that they
+  /// agree.
   std::vector<SharedChunk> pieces_of(std::size_t size_bytes, std::uint32_t first, std::uint32_t stride,
                                      std::uint32_t owner) const {
     std::vector<SharedChunk> pieces;
     for (std::size_t offset = 0; offset < size_bytes; offset += shape_.chunk_bytes)
       pieces.push_back({static_cast<std::uint32_t>(first + pieces.size() * stride), offset,
                         std::min(shape_.chunk_bytes, size_bytes - offset), size_bytes, owner});
+    if (pieces.empty()) pieces.push_back({.number = first, .owner = owner});
     return pieces;
   }
 
@@ -76,6 +78,7 @@ class Roles {
     for (std::size_t offset = 0; offset < size_bytes; offset += chunk_bytes)
       chunks.push_back({static_cast<std::uint32_t>(chunks.size()), offset, std::min(chunk_bytes, size_bytes - offset),
                         size_bytes, owners[chunks.size() % owners.size()]});
+    if (chunks.empty()) chunks.push_back({.owner = owners.front()});
     return chunks;
   }
 
@@ -122,9 +125,7 @@ class Roles {
   void all_reduce() {
     const std::size_t size_bytes = shape_.input_bytes.empty() ? 0 : shape_.input_bytes.front();
     if (is_combined_by_all(shape_)) return combine_by_all(size_bytes);
-    std::vector<SharedChunk> chunks = spread(size_bytes, all_ranks());
-    if (shape_.kind == CollectiveKind::barrier) chunks = {{}};
-    for (const SharedChunk& chunk : chunks) {
+    for (const SharedChunk& chunk : spread(size_bytes, all_ranks())) {
       ChunkRole role = reduced(chunk, 0);
       give_back(role, 0, chunk.offset_bytes);
       roles_.push_back(std::move(role));
@@ -223,7 +224,7 @@ class Roles {
     }
   }
 
-  /// What goes from one rank to another one. A pair has a chunk even if it has no bytes: so both know that they agree.
+  /// What goes from one rank to another one.
   void pairs() {
     for (std::uint32_t i = 0; i < shape_.size; ++i) {
       const std::uint32_t other = (shape_.rank + i) % shape_.size;
@@ -251,10 +252,7 @@ class Roles {
   }
 
   std::vector<SharedChunk> pair(std::uint32_t from, std::uint32_t to, std::size_t size_bytes) const {
-    const std::uint32_t number = from * shape_.size + to;
-    auto pieces = pieces_of(size_bytes, number, shape_.size * shape_.size, to);
-    if (pieces.empty()) pieces.push_back({.number = number, .owner = to});
-    return pieces;
+    return pieces_of(size_bytes, from * shape_.size + to, shape_.size * shape_.size, to);
   }
 
   /// Which of the arrays is for, or from, a rank: there is one for each, or one alone.
@@ -346,8 +344,7 @@ CollectiveShape shape_of_call(const CollectiveCall& call, std::uint32_t rank, st
 bool is_combined_by_all(const CollectiveShape& shape) {
   if (shape.size > kCombinedByAllRanks) return false;
   if (shape.kind == CollectiveKind::barrier) return true;
-  return shape.kind == CollectiveKind::all_reduce && shape.input_bytes.front() <= kCombinedByAllBytes &&
-         shape.input_bytes.front() > 0;
+  return shape.kind == CollectiveKind::all_reduce && shape.input_bytes.front() <= kCombinedByAllBytes;
 }
 
 std::vector<ChunkRole> roles_of(const CollectiveShape& shape, const Hosts& hosts) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import poseidon.torch  # noqa: F401  # registers the backend
+import poseidon.torch  # registers the backend
 import workers
+from poseidon.torch.backend.replicate import exchange_replicas
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 pytest.importorskip("torch.distributed.fsdp", reason="this torch has no fully_shard")
@@ -96,6 +98,80 @@ def shard_and_replicate(rank: int, size: int, backend: str) -> list[torch.Tensor
     return whole(model)
 
 
+def replicas(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """Poseidon's replicas of a model that is sharded over the other dimension."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = network()
+    if rank >= 2:  # the second replica takes over the first one's parameters
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+    for block in model[1:3]:
+        fully_shard(block, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    assert poseidon.torch.replicate(model, mesh["replicate"]) is model
+    train(model, rank, size)
+    return whole(model)
+
+
+def dropped_in(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """A plain HSDP program, whose replicas exchange by Poseidon."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    restore = exchange_replicas()
+    try:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        model = network()
+        for block in model[1:3]:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    finally:
+        restore()
+    (params,) = model._get_fsdp_state()._fsdp_param_groups
+    assert dist.get_backend(params._all_reduce_process_group) == "poseidon"
+    train(model, rank, size)
+    return whole(model)
+
+
+def replicas_of_narrow_gradients(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """Computed in bfloat16: FSDP converts each gradient after the exchange. Only the replicas are compared."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = network()
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    for block in model[1:3]:
+        fully_shard(block, mesh=mesh["shard"], mp_policy=policy)
+    fully_shard(model, mesh=mesh["shard"], mp_policy=policy)
+    poseidon.torch.replicate(model, mesh["replicate"])
+    train(model, rank, size)
+    return whole(model)
+
+
+def replicas_of_accumulated_gradients(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """Two backward passes a step, of half a batch each: FSDP adds the second gradient to the first."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = network()
+    fully_shard(model[1], mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    poseidon.torch.replicate(model, mesh["replicate"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for half in batch(step).chunk(size)[rank].chunk(2):
+            (loss_of(model, half) / 2).backward()
+        optimizer.step()
+    return whole(model)
+
+
 def shard_all(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -143,6 +219,10 @@ def inside(rank: int, function: Callable[..., Any], folder: str, size: int, back
     [
         (shard_and_replicate, "poseidon"),
         (shard_and_replicate, "gloo"),
+        (replicas, "poseidon"),
+        (replicas, "gloo"),
+        (replicas_of_accumulated_gradients, "gloo"),
+        (dropped_in, "gloo"),
         (shard_all, "poseidon"),
         (replicate, "poseidon"),
         (tensor_parallel, "poseidon"),
@@ -150,7 +230,7 @@ def inside(rank: int, function: Callable[..., Any], folder: str, size: int, back
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_parameters_are_those_of_one_process(case: Callable[..., Any], backend: str, tmp_path: Path) -> None:
-    if backend == "gloo" and "backend_override" not in _names_of_init_device_mesh():
+    if (case, backend) == (shard_and_replicate, "gloo") and "backend_override" not in _names_of_init_device_mesh():
         pytest.skip("this torch has no backend_override")
     meeting = str(tmp_path / f"meeting-{next(_names)}")
     answers = TEAM.ask(4, 60.0 * workers.SLOWED, inside, case, meeting, 4, backend)
@@ -161,6 +241,43 @@ def test_parameters_are_those_of_one_process(case: Callable[..., Any], backend: 
         for mine, theirs, first in zip(answer, expected, answers[0], strict=True):
             torch.testing.assert_close(torch.from_numpy(mine), theirs, rtol=1e-4, atol=1e-5)
             assert (mine == first).all(), "replicas differ"
+
+
+def test_replicas_of_narrow_gradients_are_the_same(tmp_path: Path) -> None:
+    answers = TEAM.ask(
+        4, 60.0 * workers.SLOWED, inside, replicas_of_narrow_gradients, str(tmp_path / "meeting"), 4, "gloo"
+    )
+    for answer in answers:
+        assert isinstance(answer, list), getattr(answer, "trace", answer)
+        for mine, first, alone_trained in zip(answer, answers[0], alone(), strict=True):
+            assert (mine == first).all(), "replicas differ"
+            torch.testing.assert_close(torch.from_numpy(mine), alone_trained, rtol=0.1, atol=0.02)
+
+
+def refuse(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    sharded, whole_mesh = network(), network()
+    fully_shard(sharded, mesh=mesh["shard"])
+    fully_shard(whole_mesh, mesh=mesh)
+    for model, dimension, remedy in (
+        (network(), mesh["replicate"], "fully_shard"),
+        (whole_mesh, mesh["replicate"], 'mesh["shard"]'),
+        (sharded, mesh, "one dimension"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(remedy)):
+            poseidon.torch.replicate(model, dimension)
+    poseidon.torch.replicate(sharded, mesh["replicate"])
+    with pytest.raises(ValueError, match="already"):
+        poseidon.torch.replicate(sharded, mesh["replicate"])
+    return []
+
+
+def test_models_that_cannot_be_replicas_are_refused_with_what_to_write(tmp_path: Path) -> None:
+    for answer in TEAM.ask(4, 60.0 * workers.SLOWED, inside, refuse, str(tmp_path / "meeting"), 4, "poseidon"):
+        assert answer == [], getattr(answer, "trace", answer)
 
 
 def _names_of_init_device_mesh() -> tuple[str, ...]:

@@ -74,7 +74,7 @@ PYTHON_DOORS: Doors = {
     "torch/local_sgd": {"tensors", "process", "model", "exchange", "training", "optimizer"},
     "torch/recovery": {"tensors", "process", "model", "exchange", "ddp", "optimizer", "local_sgd"},
     "torch/replace": {"ddp"},
-    "torch/drop_in": {"replace"},
+    "torch/drop_in": {"backend", "replace"},
     "torch/measure_script": {"model"},
     "torch/backend": {"tensors", "process"},
     "torch/lightning": {"process", "ddp", "optimizer"},

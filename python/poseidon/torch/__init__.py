@@ -11,6 +11,8 @@ In a program:
 
 from poseidon.errors import PoseidonError
 from poseidon.torch.backend.register import register
+from poseidon.torch.backend.replicate import replicate
+from poseidon.torch.backend.urgency import urgency
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.local_sgd.averaging import OuterNesterov
 from poseidon.torch.local_sgd.local_sgd import LocalSGD
@@ -38,8 +40,10 @@ __all__ = [
     "rank",
     "reduce",
     "replace_ddp",
+    "replicate",
     "scalars",
     "shutdown",
     "straggler_report",
+    "urgency",
     "world_size",
 ]

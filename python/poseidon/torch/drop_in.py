@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 
 from poseidon.errors import PoseidonError
 from poseidon.options import resolve
+from poseidon.torch.backend.replicate import exchange_replicas
 from poseidon.torch.replace import replace_ddp
 
 _USAGE = "usage: python -m poseidon.torch.drop_in SCRIPT [ARGUMENTS], or -m MODULE [ARGUMENTS]"
@@ -30,6 +32,8 @@ def main(arguments: Sequence[str]) -> None:
     if not as_module and not os.path.exists(program[0]):
         sys.exit(f"poseidon: there is no script {program[0]}: give its path, or the name of a module with -m")
     replace_ddp()
+    with contextlib.suppress(ImportError):
+        exchange_replicas()
     _announce()
     sys.argv = program
     if as_module:

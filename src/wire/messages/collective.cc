@@ -16,7 +16,12 @@ constexpr auto kPieceFields = [](auto& body, auto& message) {
   body.number(message.signature);
 };
 
-constexpr auto kReadyFields = [](auto& body, auto& message) { body.flag(1, message.is_sent); };
+constexpr auto kReadyFields = [](auto& body, auto& message) {
+  body.flag(1, message.is_sent);
+  body.number(message.takes_bytes);
+  body.number(message.gives_bytes);
+  body.number(message.signature);
+};
 
 }  // namespace
 

@@ -30,7 +30,10 @@ struct Piece {
 
 /// ready: the sender of this has begun the call, and takes all that the receiver has for it. No payload.
 struct Ready {
-  bool is_sent = false;  // the call is a send of the receiver
+  bool is_sent = false;           // the call is a send of the receiver
+  std::uint64_t takes_bytes = 0;  // of a collective: what the sender of this awaits from the receiver
+  std::uint64_t gives_bytes = 0;  // of a collective: what it has for the receiver
+  std::uint32_t signature = 0;    // of the collective
 
   static Ready read(const Header& header);
   Header make(const Envelope& about) const;

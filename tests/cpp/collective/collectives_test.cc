@@ -252,12 +252,12 @@ TEST_F(Collectives, MessagesComeInOrderByTag) {
     for (std::size_t i = 0; i < std::size(counts); ++i) {
       const auto tag = static_cast<std::uint32_t>(i % 2);
       arrays.push_back(rank == 0 ? numbers(counts[i], i) : std::vector<float>(counts[i]));
-      if (rank == 0) calls.push_back(client.send(kId, 1, tag, bytes(arrays.back())));
+      if (rank == 0) calls.push_back(client.send(kId, 1, {tag}, bytes(arrays.back())));
     }
     if (rank == 1)  // those with the other tag first
       for (const std::size_t i : {1u, 3u, 5u, 0u, 2u, 4u}) {
         const std::uint32_t from = i == 3 ? kAnySource : 0;
-        const auto call = client.receive(kId, from, static_cast<std::uint32_t>(i % 2), bytes(arrays[i]));
+        const auto call = client.receive(kId, from, {static_cast<std::uint32_t>(i % 2)}, bytes(arrays[i]));
         ASSERT_TRUE(call.ok());
         const auto source = client.wait_collective(call.value(), std::chrono::milliseconds(0), always);
         ASSERT_TRUE(source.ok()) << source.status().message();
@@ -320,8 +320,8 @@ TEST_F(Collectives, RefuseWhatDoesNotFit) {
   EXPECT_FALSE(client.add_communicator(kId, {0, 1}).ok());
   EXPECT_FALSE(client.add_communicator(kId + 1, {1, 2}).ok());
   EXPECT_FALSE(client.add_communicator(kId + 1, {0, 0}).ok());
-  EXPECT_FALSE(client.send(kId, 0, 0, bytes(values)).ok());
-  EXPECT_FALSE(client.receive(kId, kRanks, 0, bytes(values)).ok());
+  EXPECT_FALSE(client.send(kId, 0, {}, bytes(values)).ok());
+  EXPECT_FALSE(client.receive(kId, kRanks, {}, bytes(values)).ok());
 }
 
 TEST_F(Collectives, EndWhenARankIsLost) {
@@ -338,6 +338,115 @@ TEST_F(Collectives, EndWhenARankIsLost) {
     EXPECT_EQ(ends[rank].code(), ErrorCode::aborted);
     EXPECT_NE(ends[rank].message().find("it has had enough"), std::string::npos);
   }
+}
+
+/// A call of rank 0's values of this size, for all others or from all others.
+CollectiveCall rooted(CollectiveKind kind, std::size_t rank, std::vector<std::vector<float>>& memory) {
+  CollectiveCall call{.kind = kind, .element = Element::float32};
+  if (kind == CollectiveKind::broadcast) {
+    if (rank == 0) call.inputs = {bytes(memory[0])};
+    if (rank != 0) call.outputs = {bytes(memory[0])};
+  } else {
+    call.inputs = {bytes(memory[0])};
+    if (rank == 0)
+      for (std::size_t i = 0; i < 3; ++i) call.outputs.push_back(bytes(memory[i]));
+  }
+  return call;
+}
+
+TEST_F(Collectives, EndWhenWhoeverShouldReceiveHasLeft) {
+  for (const CollectiveKind kind : {CollectiveKind::broadcast, CollectiveKind::gather}) {
+    TestCluster cluster(on_machines("abc"));
+    cluster.each([](std::size_t, Client& client) { ASSERT_TRUE(client.add_communicator(kId, {0, 1, 2}).ok()); });
+    const std::size_t leaver = kind == CollectiveKind::broadcast ? 2 : 0;
+    std::vector<Status> ends(kRanks);
+    cluster.each([&](std::size_t rank, Client& client) {
+      if (rank == leaver) return client.shutdown();
+      std::vector<std::vector<float>> memory(kRanks, std::vector<float>(300'000));
+      ends[rank] = end_of(client, rooted(kind, rank, memory));
+    });
+    // Rank 1 of the gather, and the root of the broadcast, have something for whoever has left.
+    const std::size_t judged = kind == CollectiveKind::broadcast ? 0 : 1;
+    EXPECT_EQ(ends[judged].code(), ErrorCode::peer_lost) << ends[judged].message();
+  }
+}
+
+TEST_F(Collectives, OfARankThatHasDoneItsPartAndLeftComplete) {
+  std::vector<float> values = given(10, 1, 0);
+  Client& first = *cluster_.clients[0];
+  cluster_.each([&](std::size_t rank, Client& client) {
+    if (rank == 0) return;
+    auto own = given(10, 1, rank);
+    CollectiveCall call{.kind = CollectiveKind::reduce, .element = Element::float32};
+    call.inputs = {bytes(own)};
+    wait_for(client, client.start_collective(kId, call));
+    client.shutdown();
+  });
+  CollectiveCall call{.kind = CollectiveKind::reduce, .element = Element::float32};
+  call.inputs = {bytes(values)};
+  call.outputs = {bytes(values)};
+  wait_for(first, first.start_collective(kId, call));
+  EXPECT_EQ(values, reduced(kRanks, 10, 1, ReduceOp::sum));
+}
+
+TEST_F(Collectives, FromAnySourceEndWhenAllOthersHaveLeft) {
+  std::vector<float> values(10);
+  Client& first = *cluster_.clients[0];
+  const auto call = first.receive(kId, kAnySource, {}, bytes(values));
+  ASSERT_TRUE(call.ok());
+  cluster_.each([&](std::size_t rank, Client& client) {
+    if (rank != 0) client.shutdown();
+  });
+  const auto end = first.wait_collective(call.value(), std::chrono::milliseconds(0), always);
+  EXPECT_EQ(end.status().code(), ErrorCode::peer_lost) << end.status().message();
+}
+
+/// Each rank's call of two ranks; where they differ the job ends at once, although neither may send anything.
+struct DifferentCalls {
+  const char* what;
+  CollectiveKind kinds[2];
+  std::size_t counts[2];
+};
+
+TEST_F(Collectives, ThatDifferAreFoundEvenIfNobodySends) {
+  const DifferentCalls all[] = {
+      {"a gather and a broadcast", {CollectiveKind::gather, CollectiveKind::broadcast}, {300'000, 300'000}},
+      {"a large and a small broadcast", {CollectiveKind::broadcast, CollectiveKind::broadcast}, {300'000, 1}},
+      {"an empty and another broadcast", {CollectiveKind::broadcast, CollectiveKind::broadcast}, {0, 1}},
+      {"an empty and another reduction", {CollectiveKind::all_reduce, CollectiveKind::all_reduce}, {0, 100'000}},
+      {"an empty and a large reduction", {CollectiveKind::all_reduce, CollectiveKind::all_reduce}, {300'000, 0}},
+  };
+  for (const DifferentCalls& calls : all) {
+    TestCluster cluster(on_machines("ab"));
+    std::vector<Status> ends(2);
+    cluster.each([&](std::size_t rank, Client& client) {
+      ASSERT_TRUE(client.add_communicator(kId, {0, 1}).ok());
+      std::vector<std::vector<float>> memory(2, std::vector<float>(calls.counts[rank]));
+      CollectiveCall call{.kind = calls.kinds[rank], .element = Element::float32};
+      const bool gives = calls.kinds[rank] != CollectiveKind::broadcast || rank == 0;
+      if (gives) call.inputs = {bytes(memory[0])};
+      if (calls.kinds[rank] == CollectiveKind::gather && rank == 0) call.outputs = {bytes(memory[0]), bytes(memory[1])};
+      if (calls.kinds[rank] == CollectiveKind::all_reduce || !gives) call.outputs = {bytes(memory[0])};
+      ends[rank] = end_of(client, call);
+    });
+    // One of them may have completed before it hears of it.
+    EXPECT_TRUE(ends[0].code() == ErrorCode::mismatch || ends[1].code() == ErrorCode::mismatch)
+        << calls.what << ": " << ends[0].message() << " / " << ends[1].message();
+  }
+}
+
+TEST_F(Collectives, MessagesOfAnotherTypeEndTheJob) {
+  std::vector<Status> ends(kRanks);
+  cluster_.each([&](std::size_t rank, Client& client) {
+    if (rank == 2) return;
+    std::vector<float> values(10);
+    const auto call =
+        rank == 0 ? client.send(kId, 1, {3, 100}, bytes(values)) : client.receive(kId, 0, {3, 200}, bytes(values));
+    ASSERT_TRUE(call.ok());
+    ends[rank] = client.wait_collective(call.value(), std::chrono::milliseconds(0), always).status();
+  });
+  EXPECT_EQ(ends[1].code(), ErrorCode::mismatch);
+  EXPECT_NE(ends[1].message().find("another dtype"), std::string::npos) << ends[1].message();
 }
 
 TEST_F(Collectives, AreWaitedForNoLongerThanAsked) {

@@ -126,7 +126,8 @@ TEST(Messages, PieceAndReadyRoundTrip) {
   message.offset_bytes = 60;
   message.tag = 0xffffffffu;
   EXPECT_EQ(Piece::read(message.make(about)), message);
-  for (const bool is_sent : {false, true}) EXPECT_EQ(Ready::read(Ready{is_sent}.make(about)), Ready{is_sent});
+  for (const bool is_sent : {false, true})
+    EXPECT_EQ(Ready::read(Ready{is_sent, 5, 7, 9}.make(about)), (Ready{is_sent, 5, 7, 9}));
 }
 
 TEST(Messages, RateRoundTrip) {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import zlib
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -27,6 +29,20 @@ ELEMENTS = {
 """What the elements of a tensor are reduced as."""
 
 Finish = Callable[[], None]
+
+
+@functools.cache
+def label_of(dtype: torch.dtype) -> int:
+    """A number by which ranks find out that they call a collective with other dtypes."""
+    return zlib.crc32(str(dtype).encode())
+
+
+def check_dtypes(caller: str, tensors: Iterable[torch.Tensor]) -> torch.dtype:
+    """The one dtype of these tensors. Raises InvalidArgument if they have several, or none."""
+    found = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors})
+    if len(found) != 1:
+        raise InvalidArgument(f"{caller} got tensors of {' and '.join(found) or 'no dtype'}: give all of one dtype")
+    return next(tensor.dtype for tensor in tensors)
 
 
 def element_of(tensor: torch.Tensor) -> Element:

@@ -39,7 +39,9 @@ class Calls:
     def begin(self, call: int, group: str, what: str, tensors: Sequence[torch.Tensor]) -> None:
         """Notes a call of this group, made where the program is now, of these tensors."""
         if len(self._calls) >= _LOOK_AFTER:
-            self._calls = {one: text for one, text in self._calls.items() if not self._done(one)}
+            for one in list(self._calls):
+                if self._done(one):
+                    self.end(one)
         shapes = [(tensor.dtype, tensor.shape) for tensor in tensors[:2]]
         self._calls[call] = (group, what, shapes, call_site())
 

@@ -6,6 +6,7 @@ Each returns a `Work`. Sums are made in rank order: all ranks get the same bits,
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -15,13 +16,29 @@ import torch.distributed as dist
 
 from poseidon import _core
 from poseidon.errors import InvalidArgument
-from poseidon.torch.backend.arrays import Finish, element_of, readable, reduced_element, writable
+from poseidon.torch.backend.arrays import (
+    Finish,
+    check_dtypes,
+    element_of,
+    label_of,
+    readable,
+    reduced_element,
+    writable,
+)
 from poseidon.torch.backend.home import Home
 from poseidon.torch.backend.reductions import Reduction, reduction_of
+from poseidon.torch.backend.urgency import current_urgency
 from poseidon.torch.backend.work import Work
 from poseidon.torch.tensors.memory import borrowed
 
+NAME = "poseidon"
 Kind = _core.CollectiveKind
+
+
+def _several(tensors: Any) -> list[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
 # torch's stubs give its methods other overloads than torch's functions and C++ code call.
 _TorchGroup: Any = dist.ProcessGroup
 
@@ -44,13 +61,13 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
     # What torch asks of a group.
 
     def getBackendName(self) -> str:
-        return "poseidon"
+        return NAME
 
     def name(self) -> str:
-        return "poseidon"
+        return NAME
 
     def _get_backend_name(self) -> str:
-        return "poseidon"
+        return NAME
 
     def getRank(self) -> int:
         return self._rank
@@ -131,6 +148,7 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
         memory, finish = writable(tensor) if has_result else (readable(tensor), None)
         call = self._start(
             kind,
+            tensor.dtype,
             [borrowed(memory)],
             [borrowed(memory)] if has_result else [],
             element=element,
@@ -180,10 +198,12 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
     def _scatter_reduced(self, output: torch.Tensor, inputs: Any, reduction: Reduction) -> Work:
         element = reduced_element("reduce_scatter", output)
         reduction.check("reduce_scatter", output)
+        dtype = check_dtypes("reduce_scatter", [output, *_several(inputs)])
         arrays, sizes = self._inputs("reduce_scatter", inputs, self._size)
         memory, finish = writable(output)
         call = self._start(
             Kind.reduce_scatter,
+            dtype,
             arrays,
             [borrowed(memory)],
             element=element,
@@ -205,6 +225,7 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
         array = borrowed(memory)
         call = self._start(
             Kind.broadcast,
+            tensor.dtype,
             [array] if is_root else [],
             [] if is_root else [array],
             element=element_of(tensor),
@@ -243,25 +264,26 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
         return self._gather(Kind.gather, places, inputs[0], root)
 
     def _gather(self, kind: Kind, outputs: Any, input: torch.Tensor, root: int = 0) -> Work:
+        dtype = check_dtypes(kind.name, [input, *_several(outputs)])
         arrays, sizes, finishes, written = self._outputs(kind.name, outputs, self._size)
-        call = self._start(
-            kind, [borrowed(readable(input))], arrays, element=element_of(input), root=root, output_bytes=sizes
-        )
+        own = [borrowed(readable(input))]
+        call = self._start(kind, dtype, own, arrays, element=element_of(input), root=root, output_bytes=sizes)
         return self._work(kind.name, [call], written, finishes)
 
     def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *more: Any) -> Work:
-        root = opts.rootRank
-        arrays, sizes = self._inputs("scatter", list(inputs[0]) if self._rank == root else [], self._size)
-        memory, finish = writable(outputs[0])
-        call = self._start(
-            Kind.scatter, arrays, [borrowed(memory)], element=element_of(outputs[0]), root=root, input_bytes=sizes
-        )
-        return self._work("scatter", [call], [outputs[0]], [finish])
+        root, output = opts.rootRank, outputs[0]
+        given = list(inputs[0]) if self._rank == root else []
+        dtype = check_dtypes("scatter", [output, *given])
+        arrays, _ = self._inputs("scatter", given, self._size)
+        memory, finish = writable(output)
+        call = self._start(Kind.scatter, dtype, arrays, [borrowed(memory)], element=element_of(output), root=root)
+        return self._work("scatter", [call], [output], [finish])
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: Any = None) -> Work:
+        dtype = check_dtypes("all_to_all", [*outputs, *inputs])
         sources, _ = self._inputs("all_to_all", list(inputs), self._size)
         places, _, finishes, written = self._outputs("all_to_all", list(outputs), self._size)
-        call = self._start(Kind.all_to_all, sources, places, element=element_of(written[0]))
+        call = self._start(Kind.all_to_all, dtype, sources, places, element=element_of(written[0]))
         return self._work("all_to_all", [call], written, finishes)
 
     def all_to_all_single(
@@ -272,9 +294,11 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
         input_splits: Sequence[int] = (),
         opts: Any = None,
     ) -> Work:
+        dtype = check_dtypes("all_to_all_single", [output, input])
         memory, finish = writable(output)
         call = self._start(
             Kind.all_to_all,
+            dtype,
             [borrowed(readable(input))],
             [borrowed(memory)],
             element=element_of(output),
@@ -286,19 +310,31 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
     alltoall_base = all_to_all_single
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
-        return self._work("barrier", [self._start(Kind.barrier, [], [])], [], [])
+        limit = getattr(opts, "timeout", None) or timeout
+        work = self._work("barrier", [self._start(Kind.barrier, None, [], [])], [], [])
+        if limit is not None and limit > timedelta(0):
+            work.set_limit(limit.total_seconds())
+        return work
 
     # From one rank to another one.
 
     def send(self, tensors: Sequence[torch.Tensor], to: int, tag: int = 0) -> Work:
         collectives = self.home.collectives
-        calls = [collectives.send(self._communicator, to, tag, borrowed(readable(tensor))) for tensor in tensors]
+        with self.home.telling():
+            calls = [
+                collectives.send(self._communicator, to, tag, label_of(tensor.dtype), borrowed(readable(tensor)))
+                for tensor in tensors
+            ]
         return self._work("send", calls, list(tensors), [])
 
     def recv(self, tensors: Sequence[torch.Tensor], source: int | None, tag: int = 0) -> Work:
         collectives = self.home.collectives
         memories = [writable(tensor) for tensor in tensors]
-        calls = [collectives.receive(self._communicator, source, tag, borrowed(memory)) for memory, _ in memories]
+        with self.home.telling():
+            calls = [
+                collectives.receive(self._communicator, source, tag, label_of(tensor.dtype), borrowed(memory))
+                for tensor, (memory, _) in zip(tensors, memories, strict=True)
+            ]
         return self._work("recv", calls, list(tensors), [finish for _, finish in memories])
 
     def recv_anysource(self, tensors: Sequence[torch.Tensor], tag: int = 0) -> Work:
@@ -319,6 +355,7 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
     def _work(
         self, what: str, calls: Sequence[int], outputs: Sequence[torch.Tensor], finish: Sequence[Finish | None]
     ) -> Work:
+        self.home.threads.add(threading.get_ident())
         for call in calls:
             self.home.calls.begin(call, self._name, what, outputs)
         work = Work(self.home, calls, outputs, [one for one in finish if one is not None], self._timeout_s)
@@ -326,8 +363,13 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
             self._coalescing.append(work)
         return work
 
-    def _start(self, kind: Kind, inputs: Sequence[Any], outputs: Sequence[Any], **how: Any) -> int:
-        return int(self.home.collectives.start(self._communicator, kind, inputs, outputs, **how))
+    def _start(
+        self, kind: Kind, dtype: torch.dtype | None, inputs: Sequence[Any], outputs: Sequence[Any], **how: Any
+    ) -> int:
+        how["label"] = 0 if dtype is None else label_of(dtype)
+        how["urgency"] = current_urgency(kind)
+        with self.home.telling():
+            return int(self.home.collectives.start(self._communicator, kind, inputs, outputs, **how))
 
     def _inputs(self, caller: str, tensors: Any, count: int) -> tuple[list[Any], list[int]]:
         """Arrays to read: one for each rank, or one of as many parts, with their sizes in bytes."""
@@ -339,7 +381,7 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
         self, caller: str, tensors: Any, count: int
     ) -> tuple[list[Any], list[int], list[Finish | None], list[torch.Tensor]]:
         """The same to write, with what finishes them, and the tensors."""
-        several = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        several = _several(tensors)
         memories = [writable(tensor) for tensor in several]
         sizes = self._even_parts(caller, tensors, count) if isinstance(tensors, torch.Tensor) else []
         return [borrowed(memory) for memory, _ in memories], sizes, [finish for _, finish in memories], list(several)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from torch.distributed import PrefixStore
+
 from poseidon import _core
+from poseidon.adapter.failure_watch import FailureWatch
 from poseidon.adapter.store import SharedStore
+from poseidon.errors import Mismatch, PoseidonError
 from poseidon.notices import tell_notices
 from poseidon.options import resolve
 from poseidon.torch.backend.calls import Calls
 from poseidon.torch.process.process_groups import place_in
 
-_COMMUNICATORS = "poseidon/communicators"
 WHOLE = 0
 """The id of the communicator of all ranks of a home."""
 
@@ -25,6 +31,8 @@ class Home:
     """
 
     def __init__(self, store: Any, rank: int, ranks: Sequence[int], timeout_s: float | None, name: str) -> None:
+        # Groups of a program that forms its world anew in one store do not see what the former ones have published.
+        store = PrefixStore(f"poseidon/{store.add(f'poseidon/{rank}', 1)}", store)
         place = place_in(store, rank, len(ranks))
         settings = resolve(**asdict(place), timeout=timeout_s)
         settings = settings.replace(
@@ -36,22 +44,36 @@ class Home:
             consistency="bsp",
             checkpoint_dir="",
         )
+        _homes.watch()
         self.ranks = tuple(ranks)
+        self._made: Counter[str] = Counter()
+        self.threads: set[int] = set()  # that have called a collective
         self.store = store
         self.timeout_s = settings.timeout
         self.client = _core.Client.connect(settings.core(), SharedStore(store, settings))
+        _homes.all.add(self)
         tell_notices(self.client)
         self.collectives = self.client.collectives
         self.collectives.add(WHOLE, list(range(len(ranks))))
         self.calls = Calls(store, rank, len(ranks), self.collectives.done)
 
-    def new_communicator(self, group_rank: int, ranks: Sequence[int], store: Any) -> int:
-        """The id of a communicator of these ranks of the world. Collective among them; `store` is theirs."""
+    def new_communicator(self, group_rank: int, ranks: Sequence[int], name: str) -> int:
+        """The id of a communicator for the group of this name, of these ranks of the world. Collective among them."""
+        self._made[name] += 1  # a program may give a name again, to the same ranks
+        key = f"communicator/{name}/{self._made[name]}"
         if group_rank == 0:
-            store.set("communicator", str(self.store.add(_COMMUNICATORS, 1)))
-        number = int(store.get("communicator"))
+            self.store.set(key, str(self.store.add("communicators", 1)))
+        number = int(self.store.get(key))
         self.collectives.add(number, [self.ranks.index(rank) for rank in ranks])
         return number
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """The error of a job that has ended because ranks' calls differ says what each rank has called, and where."""
+        try:
+            yield
+        except Mismatch as error:
+            raise Mismatch(f"{error}\nunder way were:{self.calls.of_all_ranks()}") from None
 
     def has(self, ranks: Sequence[int]) -> bool:
         """Whether all of these ranks of the world are the home's."""
@@ -64,3 +86,33 @@ class Home:
     def end(self) -> None:
         """Leaves. Calls that are under way end with an error."""
         self.client.shutdown()
+
+
+class _Homes(FailureWatch):
+    """The homes of this process, whose other ranks hear of an unhandled error, and of the end of the program."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: weakref.WeakSet[Home] = weakref.WeakSet()
+
+    def failures(self) -> list[PoseidonError]:
+        """What has ended jobs of this process."""
+        return [failure for home in self.all if (failure := home.client.failure) is not None]
+
+    def tell(self, error: BaseException) -> None:
+        """Tells the other ranks that this one fails with `error`."""
+        text = "interrupted" if isinstance(error, KeyboardInterrupt) else f"{type(error).__name__}: {error}"
+        for home in self.all:
+            home.client.abort(f"rank {home.client.rank} failed: {text}")
+
+    def trains(self, thread: int) -> bool:
+        """Whether this thread has called a collective."""
+        return any(thread in home.threads for home in self.all)
+
+    def end(self) -> None:
+        """Leaves all jobs."""
+        for home in list(self.all):
+            home.end()
+
+
+_homes = _Homes()

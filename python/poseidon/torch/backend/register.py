@@ -8,11 +8,9 @@ from typing import Any
 import torch.distributed as dist
 
 from poseidon.errors import InvalidArgument
-from poseidon.torch.backend.group import ProcessGroup
+from poseidon.torch.backend.group import NAME, ProcessGroup
 from poseidon.torch.backend.home import WHOLE, Home
 from poseidon.torch.process.process_groups import default_group
-
-NAME = "poseidon"
 
 
 def _create(opts: Any, _options: Any) -> ProcessGroup:
@@ -23,7 +21,7 @@ def _create(opts: Any, _options: Any) -> ProcessGroup:
     timeout_s = _seconds(opts.timeout)
     whole = default_group()
     if isinstance(whole, ProcessGroup) and whole.home.has(ranks):
-        communicator = whole.home.new_communicator(rank, ranks, opts.store)
+        communicator = whole.home.new_communicator(rank, ranks, opts.group_id)
         return ProcessGroup(whole.home, communicator, rank, size, opts.group_id, timeout_s, owns_home=False)
     home = Home(opts.store, rank, ranks, timeout_s, f"group-{opts.group_id}")
     return ProcessGroup(home, WHOLE, rank, size, opts.group_id, timeout_s, owns_home=True)

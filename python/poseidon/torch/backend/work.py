@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work as TorchWork
 
-from poseidon.errors import Mismatch, PoseidonTimeout
+from poseidon.errors import PoseidonTimeout
 from poseidon.torch.backend.arrays import Finish
 from poseidon.torch.backend.home import Home
 
@@ -54,6 +55,10 @@ class Work(TorchWork):
         finish = [one for work in works for one in work._finish]
         return cls(home, calls, outputs, finish, timeout_s)
 
+    def set_limit(self, seconds: float) -> None:
+        """A wait without a timeout of its own takes no longer."""
+        self._timeout_s = seconds
+
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Waits until the results are here. Raises the error of the call, or PoseidonTimeout after `timeout`."""
         limit_s = timeout.total_seconds() or self._timeout_s
@@ -75,15 +80,14 @@ class Work(TorchWork):
             if self._calls and not self._home.collectives.done(self._calls[0]):
                 raise  # it goes on
             self._error = error
-        except Mismatch as error:
-            self._error = Mismatch(f"{error}\nunder way were:{self._home.calls.of_all_ranks()}")
         except Exception as error:
             self._error = error
         self._ended = True
         self._finish = []
 
     def _wait_for(self, call: int, limit_s: float | None) -> None:
-        source = self._home.collectives.wait(call, limit_s)
+        with self._home.telling():
+            source = self._home.collectives.wait(call, limit_s)
         if source is None:
             raise PoseidonTimeout(
                 f"{self._home.calls.describe(call)}, has not completed within its timeout of {limit_s} s; see whether "
@@ -93,8 +97,16 @@ class Work(TorchWork):
         self._home.calls.end(call)
 
     def is_completed(self) -> bool:
-        """Whether a wait would not block."""
-        return self._ended or all(self._home.collectives.done(call) for call in self._calls)
+        """Whether the results are where they belong, or it has failed. Does not wait."""
+        if self._ended or not all(self._home.collectives.done(call) for call in list(self._calls)):
+            return self._ended
+        if self._lock.acquire(blocking=False):  # otherwise another thread waits for it
+            try:
+                if not self._ended:
+                    self._end(None)
+            finally:
+                self._lock.release()
+        return self._ended
 
     def is_success(self) -> bool:
         """Whether it has completed without an error."""
@@ -102,10 +114,7 @@ class Work(TorchWork):
 
     def exception(self) -> BaseException | None:
         """The error, once it has completed."""
-        if not self._ended and self.is_completed():
-            with self._lock:
-                if not self._ended:
-                    self._end(None)
+        self.is_completed()
         return self._error
 
     def result(self) -> list[torch.Tensor]:
@@ -139,23 +148,32 @@ class Work(TorchWork):
 
 
 class _Completer:
-    """A thread that waits for works whose futures somebody wants, in the order in which they were asked for."""
+    """Threads that wait for works whose futures somebody wants: as many as there are such works at once.
+
+    What runs when a future completes may itself wait for another future, so no work waits for another one's thread.
+    """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[tuple[Work, Any]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._idle: list[queue.SimpleQueue[tuple[Work, Any]]] = []
+        self._process = os.getpid()
 
     def complete(self, work: Work, future: Any) -> None:
-        self._queue.put((work, future))
+        """Completes the future when the work is over."""
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():  # a forked child has lost it
-                self._thread = threading.Thread(target=self._run, name="poseidon works", daemon=True)
-                self._thread.start()
+            if self._process != os.getpid():  # a forked child has lost the threads
+                self._idle, self._process = [], os.getpid()
+            tasks = self._idle.pop() if self._idle else self._new_thread()
+        tasks.put((work, future))
 
-    def _run(self) -> None:
+    def _new_thread(self) -> queue.SimpleQueue[tuple[Work, Any]]:
+        tasks: queue.SimpleQueue[tuple[Work, Any]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, args=(tasks,), name="poseidon works", daemon=True).start()
+        return tasks
+
+    def _run(self, tasks: queue.SimpleQueue[tuple[Work, Any]]) -> None:
         while True:
-            work, future = self._queue.get()
+            work, future = tasks.get()
             try:
                 work.wait()
             except Exception as error:
@@ -163,6 +181,8 @@ class _Completer:
             else:
                 future.set_result(work.outputs)
             del work, future
+            with self._lock:
+                self._idle.append(tasks)
 
 
 _completer = _Completer()
