@@ -150,7 +150,7 @@ def work(args: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def repetitions(call: Callable[[Any], None], group: Any) -> int:
+def repetitions(call: Callable[[Any], Any], group: Any) -> int:
     """How often a call is made in a round, the same on all ranks: about a tenth of a second."""
     import torch
     import torch.distributed as dist
@@ -162,7 +162,7 @@ def repetitions(call: Callable[[Any], None], group: Any) -> int:
     return max(1, min(30, int(0.1 / taken.item())))
 
 
-def prepared(operation: str, size: int, ranks: int) -> tuple[Callable[[Any], None], Callable[[], None]]:
+def prepared(operation: str, size: int, ranks: int) -> tuple[Callable[[Any], Any], Callable[[], Any]]:
     """A call of the operation on tensors of so many bytes in all, and what makes its values as they were."""
     import torch
     import torch.distributed as dist
@@ -177,7 +177,7 @@ def prepared(operation: str, size: int, ranks: int) -> tuple[Callable[[Any], Non
         "reduce_scatter_tensor": lambda group: dist.reduce_scatter_tensor(part, whole, group=group),
         "all_to_all_single": lambda group: dist.all_to_all_single(other, whole, group=group),
     }
-    return calls[operation], lambda: whole.copy_(values) and None
+    return calls[operation], lambda: whole.copy_(values)
 
 
 if __name__ == "__main__":

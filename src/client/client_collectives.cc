@@ -31,7 +31,7 @@ Hosts hosts_of(const Cluster& cluster, const std::vector<std::uint32_t>& ranks) 
 }
 
 Status no_communicator(std::uint32_t id) {
-  return invalid_call(concat("there is no communicator ", id, "; add it first"));
+  return invalid_call(concat("there is no communicator ", id, "; take the id of one that was added"));
 }
 
 }  // namespace

@@ -176,8 +176,8 @@ Result<std::span<std::byte>> Messages::accept(std::uint32_t rank, const wire::He
   if (has_room) waiting.buffer = links_.pool->try_take(header.payload_bytes);
   waiting_bytes_ += waiting.buffer.size();
   if (!waiting.buffer)
-    return Status(ErrorCode::refused,
-                  concat("there is no memory left for the messages of ", name_of(rank), "; receive them sooner"));
+    return Status(ErrorCode::refused, concat("there is no memory left for the messages of ", name_of(rank),
+                                             "; let this rank receive them sooner"));
   return waiting.buffer.span();
 }
 

@@ -77,7 +77,7 @@ Status check_reduction(ReduceOp op, Element element, std::uint32_t divisor) {
   if (divisor == 0 || (divisor != 1 && (op != ReduceOp::sum || !floating)))
     return {ErrorCode::invalid_argument,
             concat("a ", reduce_op_name(op), " of ", element_name(element), " is not divided by ", divisor,
-                   "; only sums of floating-point numbers are")};
+                   "; give the divisor 1, except for a sum of floating-point numbers")};
   return {};
 }
 

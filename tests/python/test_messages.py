@@ -30,6 +30,7 @@ TOLD_ELSEWHERE = {
     "a worker joins",  # Recovery goes on
     "{} was not published within {} s",  # the store's caller names the rank
     "{}: {}",
+    "{}; under way were: {}",  # the first says what to do
 }
 # What a clause of a text of the core begins with if it says what to do, and what says what is allowed.
 CORE_REMEDY = re.compile(
@@ -47,6 +48,9 @@ CORE_WITHOUT_REMEDY = {
         r"src/scheme/\w+\.cc: .*(belongs to another worker|does not match their header)$",
         r"src/client/client_loop\.cc: sent a \{\} message",
         r"src/transport/(coded_payload|tcp/message_reader)\.cc: .*(segment|coded payload)",
+        r"src/client/handlers/ready\.cc: ",
+        r"src/collective/messages\.cc: .*(asks for message|beyond its \{\} bytes|than it said|been asked for)",
+        r"src/collective/collectives\.cc: .* bytes of a call that this rank has not begun$",
         r"src/client/syncer\.cc: a (server's result|result of the next step) for",
         r"src/server/(core/handlers/\w+|pace/\w+|chunk/chunk_state)\.cc: ",
         r"src/server/core/server_\w+\.cc: (\{\} sent a message before its hello|a machine \{\} of \{\} does not fit)",

@@ -351,7 +351,7 @@ def test_calls_that_differ_are_named_with_their_places(how: str, tmp_path: Path)
         assert isinstance(text, str), text
         assert text.startswith("Mismatch: "), text
         for rank in range(2):
-            assert f"rank {rank}: " in text.partition("under way were:")[2], text
+            assert f"rank {rank}: " in text.partition("under way were: ")[2], text
         assert "test_torch_backend.py:" in text
 
 

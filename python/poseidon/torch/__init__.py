@@ -10,7 +10,7 @@ In a program:
 """
 
 from poseidon.errors import PoseidonError
-from poseidon.torch.backend.register import register
+from poseidon.torch.backend.register import register as _register
 from poseidon.torch.backend.replicate import replicate
 from poseidon.torch.backend.urgency import urgency
 from poseidon.torch.ddp import DistributedDataParallel
@@ -22,7 +22,7 @@ from poseidon.torch.process.context import barrier, init, rank, scalars, shutdow
 from poseidon.torch.recovery.recovery import Recovery
 from poseidon.torch.replace import replace_ddp
 
-register()
+_register()
 
 __all__ = [
     "DistributedDataParallel",

@@ -59,7 +59,7 @@ class Calls:
 
     def of_all_ranks(self) -> str:
         """What each rank had under way when the job ended because their calls differ, as far as they say so soon."""
-        own = "; ".join(self.describe(call) for call in list(self._calls)[:_MOST_TOLD]) or "nothing"
+        own = ", and ".join(self.describe(call) for call in list(self._calls)[:_MOST_TOLD]) or "nothing"
         texts = {self._rank: own}
         deadline = time.monotonic() + _TELL_S
         try:
@@ -71,4 +71,4 @@ class Calls:
                 time.sleep(_POLL_S)
         except Exception:  # the store's process may have ended
             pass
-        return "".join(f"\n  rank {rank}: {text}" for rank, text in sorted(texts.items()))
+        return "; ".join(f"rank {rank}: {text}" for rank, text in sorted(texts.items()))

@@ -73,7 +73,7 @@ class Home:
         try:
             yield
         except Mismatch as error:
-            raise Mismatch(f"{error}\nunder way were:{self.calls.of_all_ranks()}") from None
+            raise Mismatch(f"{error}; under way were: {self.calls.of_all_ranks()}") from None
 
     def has(self, ranks: Sequence[int]) -> bool:
         """Whether all of these ranks of the world are the home's."""

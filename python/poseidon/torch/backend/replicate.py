@@ -60,7 +60,7 @@ def _units(model: nn.Module) -> Iterator[Any]:
                 )
         if len(_groups_of(module)) > 1:
             raise InvalidArgument(
-                f"module {name!r} has parameters on several meshes: shard it without shard_placement_fn's meshes"
+                f"module {name!r} has parameters on several meshes: give all of them to fully_shard() with one mesh"
             )
         yield module
     if not found:
@@ -83,18 +83,19 @@ def exchange_replicas() -> Callable[[], None]:
 
     Raises ImportError for a torch that has no such models.
     """
-    from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
+    from torch.distributed.fsdp._fully_shard import _fsdp_common
 
-    inner = DDPMeshInfo.__post_init__
+    replicated: Any = _fsdp_common.DDPMeshInfo
+    inner = replicated.__post_init__
 
     def __post_init__(self: Any) -> None:
         inner(self)
         self.replicate_process_group = _group_of(self.replicate_process_group)
 
-    DDPMeshInfo.__post_init__ = __post_init__
+    replicated.__post_init__ = __post_init__
 
     def restore() -> None:
-        DDPMeshInfo.__post_init__ = inner
+        replicated.__post_init__ = inner
 
     return restore
 
