@@ -26,6 +26,7 @@ class _Array(Protocol):
 
 # Each is a pattern of the generator's text, and what stands in its place.
 REPLACEMENTS = [
+    (r"(from collections\.abc import \w+\n)import enum\n", r"import enum\n\1"),
     (r"from numpy\.typing import NDArray\n", ""),
     (r"from typing import Annotated\n+", f"from typing import Any, Protocol\n{ARRAY}\n"),
     (r"Annotated\[NDArray, dict\([^)]*\)\]", "_Array"),

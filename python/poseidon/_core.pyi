@@ -792,14 +792,14 @@ class Collectives:
         kind: CollectiveKind,
         inputs: Sequence[_Array],
         outputs: Sequence[_Array],
+        input_bytes: Sequence[int],
+        output_bytes: Sequence[int],
         element: Element = Element.uint8,
         op: ReduceOp = ReduceOp.sum,
         divisor: int = 1,
         root: int = 0,
         label: int = 0,
         urgency: float = 0.5,
-        input_bytes: Sequence[int] = [],
-        output_bytes: Sequence[int] = [],
     ) -> int: ...
     def send(self, communicator: int, to: int, tag: int, label: int, data: _Array) -> int: ...
     def receive(self, communicator: int, source: int | None, tag: int, label: int, memory: _Array) -> int: ...

@@ -37,10 +37,9 @@ void PyCollectives::add(std::uint32_t communicator, std::vector<std::uint32_t> r
 }
 
 std::uint64_t PyCollectives::start(std::uint32_t communicator, CollectiveKind kind, std::vector<Array> inputs,
-                                   std::vector<Array> outputs, Element element, ReduceOp op, std::uint32_t divisor,
-                                   std::uint32_t root, std::uint32_t label, double urgency,
-                                   const std::vector<std::size_t>& input_bytes,
-                                   const std::vector<std::size_t>& output_bytes) {
+                                   std::vector<Array> outputs, const std::vector<std::size_t>& input_bytes,
+                                   const std::vector<std::size_t>& output_bytes, Element element, ReduceOp op,
+                                   std::uint32_t divisor, std::uint32_t root, std::uint32_t label, double urgency) {
   CollectiveCall call{
       .kind = kind, .element = element, .op = op, .divisor = divisor, .root = root, .label = label, .urgency = urgency};
   for (const auto& input : cut(inputs, input_bytes)) call.inputs.push_back(input);
@@ -130,10 +129,9 @@ void bind_collective(nb::module_& module) {
   nb::class_<PyCollectives>(module, "Collectives",
                             "The collectives of a client (poseidon/collective.h). Each call starts and has a number.")
       .def("add", &PyCollectives::add, "communicator"_a, "ranks"_a)
-      .def("start", &PyCollectives::start, "communicator"_a, "kind"_a, "inputs"_a, "outputs"_a,
-           "element"_a = Element::uint8, "op"_a = ReduceOp::sum, "divisor"_a = 1, "root"_a = 0, "label"_a = 0,
-           "urgency"_a = 0.5, "input_bytes"_a = std::vector<std::size_t>(),
-           "output_bytes"_a = std::vector<std::size_t>())
+      .def("start", &PyCollectives::start, "communicator"_a, "kind"_a, "inputs"_a, "outputs"_a, "input_bytes"_a,
+           "output_bytes"_a, "element"_a = Element::uint8, "op"_a = ReduceOp::sum, "divisor"_a = 1, "root"_a = 0,
+           "label"_a = 0, "urgency"_a = 0.5)
       .def("send", &PyCollectives::send, "communicator"_a, "to"_a, "tag"_a, "label"_a, "data"_a)
       .def("receive", &PyCollectives::receive, "communicator"_a, "source"_a.none(), "tag"_a, "label"_a, "memory"_a)
       .def("wait", &PyCollectives::wait, "call"_a, "limit_s"_a = nb::none())

@@ -21,9 +21,9 @@ class PyCollectives {
   void add(std::uint32_t communicator, std::vector<std::uint32_t> ranks);
   /// `input_bytes`, `output_bytes`: an array is as many arrays of these sizes, one after the other. Empty: it is one.
   std::uint64_t start(std::uint32_t communicator, CollectiveKind kind, std::vector<Array> inputs,
-                      std::vector<Array> outputs, Element element, ReduceOp op, std::uint32_t divisor,
-                      std::uint32_t root, std::uint32_t label, double urgency,
-                      const std::vector<std::size_t>& input_bytes, const std::vector<std::size_t>& output_bytes);
+                      std::vector<Array> outputs, const std::vector<std::size_t>& input_bytes,
+                      const std::vector<std::size_t>& output_bytes, Element element, ReduceOp op, std::uint32_t divisor,
+                      std::uint32_t root, std::uint32_t label, double urgency);
   std::uint64_t send(std::uint32_t communicator, std::uint32_t to, std::uint32_t tag, std::uint32_t label, Array data);
   std::uint64_t receive(std::uint32_t communicator, std::optional<std::uint32_t> from, std::uint32_t tag,
                         std::uint32_t label, Array memory);

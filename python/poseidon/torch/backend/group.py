@@ -366,6 +366,8 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
     def _start(
         self, kind: Kind, dtype: torch.dtype | None, inputs: Sequence[Any], outputs: Sequence[Any], **how: Any
     ) -> int:
+        how.setdefault("input_bytes", ())
+        how.setdefault("output_bytes", ())
         how["label"] = 0 if dtype is None else label_of(dtype)
         how["urgency"] = current_urgency(kind)
         with self.home.telling():
