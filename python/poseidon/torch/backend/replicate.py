@@ -15,6 +15,7 @@ from poseidon.torch.backend.group import NAME, ProcessGroup
 from poseidon.torch.backend.work import Work
 
 _GUARD = "_poseidon_replicas"
+_NO_BACKWARD = -1
 
 
 def replicate(model: nn.Module, mesh: Any) -> nn.Module:
@@ -125,7 +126,7 @@ class _Replicas:
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._pending: list[Work] = []
-        self._backward = -1  # the one whose end waits for them
+        self._backward = _NO_BACKWARD  # the one whose end waits for them
 
     def take_over_first(self, model: nn.Module) -> None:
         """Overwrites parameters and buffers with those of the first replica."""
@@ -140,11 +141,11 @@ class _Replicas:
 
         def exchange(gradient: torch.Tensor) -> None:
             work = self._group.allreduce([gradient], dist.ReduceOp.AVG)
-            if not _is_final(unit, gradient):
+            backward = torch._C._current_graph_task_id()
+            if backward == _NO_BACKWARD or not _is_final(unit, gradient):
                 work.wait()
                 return
             self._pending.append(work)
-            backward = torch._C._current_graph_task_id()
             if backward != self._backward:  # what is left of one that has failed is waited for, too
                 self._backward = backward
                 torch.autograd.Variable._execution_engine.queue_callback(self._wait)
@@ -152,7 +153,7 @@ class _Replicas:
         return exchange
 
     def _wait(self) -> None:
-        pending, self._pending, self._backward = self._pending, [], -1
+        pending, self._pending, self._backward = self._pending, [], _NO_BACKWARD
         for work in pending:
             work.wait()
 

@@ -406,12 +406,13 @@ def check_module(module: nn.Module, world_size: int) -> None:
             if isinstance(param, distributed):
                 raise InvalidArgument(
                     f"parameter {full} is a DTensor, as fully_shard (FSDP2) and tensor parallelism make them, and "
-                    "Poseidon replicates whole parameters: train this model without Poseidon"
+                    "this class replicates whole parameters: call poseidon.torch.replicate(model, mesh) for a model of "
+                    'fully_shard, or train it over init_process_group("poseidon")'
                 )
         if isinstance(part, fully_sharded):
             raise InvalidArgument(
-                f"the module must be whole on every rank, and {where} is sharded by FullyShardedDataParallel: use one "
-                "of the two wrappers"
+                f"the module must be whole on every rank, and {where} is sharded by FullyShardedDataParallel: use "
+                "fully_shard() of torch.distributed.fsdp and poseidon.torch.replicate(model, mesh)"
             )
         if world_size > 1 and isinstance(part, nn.SyncBatchNorm) and default_group() is None:
             raise InvalidArgument(
