@@ -55,7 +55,7 @@ enum class CollectiveKind : std::uint8_t {
 std::string_view collective_name(CollectiveKind kind);
 
 /// One call. The memory must stay valid until the collective has completed, the inputs unchanged and the outputs
-/// untouched. Arrays may be empty. An output may be the memory of the input that it replaces, and of no other.
+/// untouched. Arrays may be empty. An output may overlap inputs: those that it does not replace are copied before.
 struct CollectiveCall {
   CollectiveKind kind = CollectiveKind::barrier;
   std::vector<std::span<const std::byte>> inputs{};

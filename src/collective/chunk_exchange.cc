@@ -92,11 +92,30 @@ ChunkExchange::ChunkExchange(NumberedCall numbered, const Communicator& communic
     }
   }
   unfinished_ = chunks_.size();
-  if (is_combined_by_all(shape) && !call_.inputs.empty()) {
-    own_input_ = links_.pool->take(call_.inputs.front().size());
-    std::ranges::copy(call_.inputs.front(), own_input_.data());
-    call_.inputs.front() = own_input_.span();
+  for (std::size_t i = 0; i < call_.inputs.size(); ++i)
+    if (is_combined_by_all(shape) || is_overwritten(i)) copy_input(i);
+}
+
+/// Whether a result is written to memory of an input that may not have been sent by then. A result may take the place
+/// of the part of this rank alone, of which it is made.
+bool ChunkExchange::is_overwritten(std::size_t input) const {
+  const auto part = call_.inputs[input];
+  for (std::size_t output = 0; output < call_.outputs.size(); ++output) {
+    const std::span<const std::byte> result = call_.outputs[output];
+    if (part.empty() || result.empty()) continue;
+    const bool apart = part.data() + part.size() <= result.data() || result.data() + result.size() <= part.data();
+    const bool in_its_place = part.data() == result.data() && part.size() == result.size() &&
+                              (call_.inputs.size() == 1 || input == communicator_.rank) &&
+                              (call_.outputs.size() == 1 || output == communicator_.rank);
+    if (!apart && !in_its_place) return true;
   }
+  return false;
+}
+
+void ChunkExchange::copy_input(std::size_t input) {
+  Buffer& copy = own_inputs_.emplace_back(links_.pool->take(call_.inputs[input].size()));
+  std::ranges::copy(call_.inputs[input], copy.data());
+  call_.inputs[input] = copy.span();
 }
 
 ChunkExchange::~ChunkExchange() {
@@ -106,7 +125,7 @@ ChunkExchange::~ChunkExchange() {
       for (Part& part : level) give_back(part.buffer);
     give_back(state.combined);
   }
-  give_back(own_input_);
+  for (Buffer& copy : own_inputs_) give_back(copy);
 }
 
 std::span<const std::byte> ChunkExchange::input_of(const ChunkRole& role) const {

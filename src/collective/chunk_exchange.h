@@ -85,6 +85,8 @@ class ChunkExchange : private Pinned {
   bool passes_through(const ChunkState& state) const;
   std::span<std::byte> memory_for(ChunkState& state, std::uint32_t rank, bool is_result);
   Status unexpected(std::uint32_t rank, const std::string& why) const;
+  bool is_overwritten(std::size_t input) const;
+  void copy_input(std::size_t input);
   void count_bytes();
   void advance(ChunkState& state);
   std::span<const std::byte> combine(ChunkState& state);
@@ -102,7 +104,7 @@ class ChunkExchange : private Pinned {
   const Links& links_;
   const std::function<void()> on_change_;
   const Priority priority_;
-  Buffer own_input_;                     // a copy, if outputs are written before all inputs are sent
+  std::vector<Buffer> own_inputs_;       // copies of those that outputs may be written over before they are sent
   std::vector<ChunkState> chunks_;       // by number
   std::vector<std::size_t> order_;       // of `chunks_`, in which they are begun
   std::vector<std::size_t> bytes_to_;    // by rank

@@ -230,6 +230,29 @@ TEST_F(Collectives, ReduceInTheMemoryOfTheirInput) {
   });
 }
 
+TEST_F(Collectives, WriteOverAnyOfTheirInputs) {
+  cluster_.each([](std::size_t rank, Client& client) {
+    for (const std::size_t count : {10u, 100'000u}) {
+      for (std::size_t place = 0; place < kRanks; ++place) {  // of the result, in the memory of the inputs
+        std::vector<float> memory;
+        for (std::size_t to = 0; to < kRanks; ++to) {
+          const auto part = given(count, place, rank, to);
+          memory.insert(memory.end(), part.begin(), part.end());
+        }
+        CollectiveCall call{.kind = CollectiveKind::reduce_scatter, .element = Element::float32};
+        const std::size_t size = count * sizeof(float);
+        for (std::size_t to = 0; to < kRanks; ++to) call.inputs.push_back(bytes(memory).subspan(to * size, size));
+        const std::size_t shift = place == 2 ? size / 2 : 0;  // half over one part and half over the next
+        call.outputs = {bytes(memory).subspan(std::min(place, kRanks - 2) * size + shift, size)};
+        wait_for(client, client.start_collective(kId, call));
+        std::vector<float> result(count);
+        std::memcpy(result.data(), call.outputs.front().data(), size);
+        EXPECT_EQ(result, reduced(kRanks, count, place, ReduceOp::sum, rank)) << "at " << place << " of rank " << rank;
+      }
+    }
+  });
+}
+
 TEST_F(Collectives, OfPartsOfTheRanksGoOnBesideEachOther) {
   cluster_.each([](std::size_t rank, Client& client) {
     if (rank == 1) return;
