@@ -20,26 +20,7 @@ Status Collectives::add(Communicator communicator) {
   entry.communicator = std::move(communicator);
   entry.messages =
       std::make_unique<Messages>(entry.communicator, links_, [this](MessageEnd end) { on_end_(end.task, end.source); });
-  return replay_messages(id);
-}
-
-/// Gives a communicator that is added the messages that have come before.
-Status Collectives::replay_messages(std::uint32_t id) {
-  const auto found = early_.find({id, kMessages});
-  if (found == early_.end()) return {};
-  for (auto piece = found->second.begin(); piece != found->second.end();) {
-    if (!piece->arrived) {
-      ++piece;  // on_message() delivers it
-      continue;
-    }
-    Status status = deliver_message(piece->header, piece->buffer.span());
-    early_bytes_ -= piece->buffer.size();
-    links_.pool->give_back(std::move(piece->buffer));
-    piece = found->second.erase(piece);
-    if (!status.ok()) return status;
-  }
-  if (found->second.empty()) early_.erase(found);
-  return {};
+  return replay({id, kMessages});
 }
 
 /// Hands over a piece of a message that is complete, in memory of this object.
@@ -111,7 +92,7 @@ Status Collectives::inside(const CallKey& key, const std::function<Status(ChunkE
   return status;
 }
 
-/// Gives a call that begins what has come before.
+/// Gives a call that begins, or a communicator that is added (`kMessages`), what has come before.
 Status Collectives::replay(const CallKey& key) {
   const auto found = early_.find(key);
   if (found == early_.end()) return {};
@@ -120,7 +101,8 @@ Status Collectives::replay(const CallKey& key) {
       ++piece;  // on_message() delivers it
       continue;
     }
-    Status status = deliver(key, piece->header, piece->buffer.span());
+    Status status = key.second == kMessages ? deliver_message(piece->header, piece->buffer.span())
+                                            : deliver(key, piece->header, piece->buffer.span());
     early_bytes_ -= piece->buffer.size();
     links_.pool->give_back(std::move(piece->buffer));
     piece = found->second.erase(piece);
@@ -206,7 +188,7 @@ Status Collectives::on_message(const wire::Header& header, std::span<const std::
     if (!payload.empty() && payload.data() != piece->buffer.data())
       std::memcpy(piece->buffer.data(), payload.data(), payload.size());
     piece->arrived = true;
-    if (is_sent) return communicators_.contains(header.unit) ? replay_messages(header.unit) : Status();
+    if (is_sent) return communicators_.contains(header.unit) ? replay(key) : Status();
     if (!running_.contains(key)) return {};
     return inside(key, [&](ChunkExchange&) { return replay(key); });
   }

@@ -81,7 +81,6 @@ class Collectives final : public Addressee, private Pinned {
   std::uint32_t rank_in(const Communicator& communicator, std::uint32_t peer) const;
   Result<std::span<std::byte>> keep(const wire::Header& header, const CallKey& key);
   Early* early_piece(const CallKey& key, const wire::Header& header);
-  Status replay_messages(std::uint32_t id);
   Status deliver_message(const wire::Header& header, std::span<const std::byte> payload);
   Status replay(const CallKey& key);
   Status inside(const CallKey& key, const std::function<Status(ChunkExchange&)>& work);

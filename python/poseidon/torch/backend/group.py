@@ -156,8 +156,8 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
             divisor=reduction.divisor_for(tensor),
             root=root,
         )
-        finishes = [reduction.finish(memory)] if has_result and reduction.finish(memory) else []
-        return self._work(kind.name, [call], [tensor], [*finishes, finish])
+        finishes = [reduction.finish(memory) if has_result else None, finish]
+        return self._work(kind.name, [call], [tensor], finishes)
 
     def _sum_sparse(self, tensor: torch.Tensor, reduction: Reduction) -> Work:
         """Sums what the ranks have at each index. It is over when this returns: they have more or fewer of them."""
@@ -211,8 +211,8 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
             divisor=reduction.divisor_for(output),
             input_bytes=sizes,
         )
-        finishes = [reduction.finish(memory)] if reduction.finish(memory) else []
-        return self._work("reduce_scatter", [call], [output], [*finishes, finish])
+        finishes = [reduction.finish(memory), finish]
+        return self._work("reduce_scatter", [call], [output], finishes)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         one = [tensors] if isinstance(tensors, torch.Tensor) else tensors
