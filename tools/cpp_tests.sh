@@ -48,7 +48,16 @@ for ((shard = 0; shard < shards; shard++)); do
 done
 failed=0
 for ((shard = 0; shard < shards; shard++)); do
-  wait "${processes[shard]}" || failed=$?
+  status=0
+  wait "${processes[shard]}" || status=$?
   cat "$logs/$shard"
+  # As in tests.sh: what fails under the load that others make runs once more. A crash fails at once.
+  names=$(sed -n 's/^\[  FAILED  \] \([^ ,]*\.[^ ,]*\).*/\1/p' "$logs/$shard" | sort -u | paste -sd:)
+  if [ "$status" -ne 0 ] && [ -n "$names" ] && [ -z "$sanitize" ] && grep -q 'suites ran' "$logs/$shard"; then
+    echo "RERUN $names"
+    status=0
+    "$build/poseidon_tests" --gtest_brief=1 --gtest_filter="$names" || status=$?
+  fi
+  [ "$status" -eq 0 ] || failed=$status
 done
 exit "$failed"

@@ -19,6 +19,7 @@
 
 #include "base/buffer.h"
 #include "base/thread.h"
+#include "cpp/rendezvous/ports.h"
 #include "transport/transport.h"
 #include "wire/messages/contribution.h"
 
@@ -242,8 +243,7 @@ class End {
   bool receiving_ = false;
 };
 
-/// A free address at a loopback address of this process alone. Tests run in several processes at once, and one of them
-/// could otherwise listen at the port that a test of another has just left and expects to be nobody's. Not for UCX,
+/// A free address at a loopback address of this process alone: tests run in several processes at once. Not for UCX,
 /// which reaches only the address that the interface has.
 inline std::string own_loopback() {
   const auto process = static_cast<unsigned>(::getpid());
@@ -281,6 +281,17 @@ class TransportTest : public ::testing::TestWithParam<TransportCase> {
     transport_->connect(client_loop(), address, Clock::now() + patience,
                         [&](Result<std::shared_ptr<Flow>> result) { answer.set_value(std::move(result)); });
     return answer.get_future().get();
+  }
+
+  /// Returns an address that nobody listens at, and that nobody takes while the test runs. A port that was just left
+  /// is no such address: the kernel gives it to the next outgoing connection of any process.
+  std::string vacant_address() {
+    const std::string& any = GetParam().any_address;
+    if (any.find('.') != std::string::npos || any.starts_with('['))
+      return any.substr(0, any.rfind(':') + 1) + std::to_string(free_port());
+    const auto listener = transport().listen(server_loop(), any, [](std::shared_ptr<Flow>) {});
+    EXPECT_TRUE(listener.ok()) << listener.status().message();
+    return listener.ok() ? listener.value()->address() : any;
   }
 
   /// Returns a connected pair without receivers.

@@ -46,16 +46,19 @@ inline bool bind_reserved(int socket, std::uint16_t port) {
   return ::bind(socket, reinterpret_cast<const sockaddr*>(&address), sizeof address) == 0;
 }
 
-/// Returns a port that nobody listens on. It is outside the range that the kernel uses for outgoing connections. No
-/// other process that asks in this way gets it before this one has asked for many more.
+/// Returns a port that nobody listens on. It is outside the range that the kernel uses for outgoing connections, and
+/// outside that of `poseidon.launch.free_port`. No other process that asks in this way gets it before this one has asked
+/// for many more.
 inline std::uint16_t free_port() {
+  constexpr unsigned kFirst = 30'000;
+  constexpr unsigned kCount = 2'768;
   constexpr std::size_t kReserved = 64;
   static std::mutex mutex;
   static std::deque<FileDescriptor> reserved;
-  static unsigned next = static_cast<unsigned>(::getpid()) * 61;
+  static unsigned next = static_cast<unsigned>(::getpid()) * (kCount / 4);  // tests run as four processes
   const std::lock_guard lock(mutex);
   for (;;) {
-    const auto port = static_cast<std::uint16_t>(20'000 + next++ % 12'000);
+    const auto port = static_cast<std::uint16_t>(kFirst + next++ % kCount);
     FileDescriptor probe(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const sockaddr_in address = loopback(port);
     if (::bind(probe.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) continue;
