@@ -117,6 +117,38 @@ def replicas(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     return whole(model)
 
 
+def wrapped(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """Poseidon's own class around a model that is sharded over the other dimension."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = network()
+    if rank >= 2:
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(1.0)
+    for block in model[1:3]:
+        fully_shard(block, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    model = poseidon.torch.DistributedDataParallel(model, device_mesh=mesh["replicate"])
+    train(model, rank, size)
+    return whole(model)
+
+
+def wrapped_tensor_parallel(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    model = network()
+    for block in model[1:3]:
+        parallelize_module(block, mesh["model"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    model = poseidon.torch.DistributedDataParallel(model, device_mesh=mesh["data"])
+    train(model, rank // 2, 2)
+    return whole(model)
+
+
 def dropped_in(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     """A plain HSDP program, whose replicas exchange by Poseidon."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -223,6 +255,8 @@ def inside(rank: int, function: Callable[..., Any], folder: str, size: int, back
         (replicas, "gloo"),
         (replicas_of_accumulated_gradients, "gloo"),
         (dropped_in, "gloo"),
+        (wrapped, "gloo"),
+        (wrapped_tensor_parallel, "gloo"),
         (shard_all, "poseidon"),
         (replicate, "poseidon"),
         (tensor_parallel, "poseidon"),

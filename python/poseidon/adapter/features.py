@@ -216,6 +216,9 @@ comm_hook: the communication hook {}
 powersgd_hook: powerSGD_hook
   needs same_step: takes a scheme in which every rank waits for all others
   instead: leave the hook out
+sharded: a model of DTensors, as fully_shard makes them
+  needs own_exchange: has parts of gradients on each rank, which Poseidon exchanges
+  instead: train a model whose parameters are whole
 # Where workers are, and what becomes of one that is lost.
 part: process_group with a part of the ranks
   breaks state_survives: makes a job of its own, and workers are replaced in jobs of all ranks only

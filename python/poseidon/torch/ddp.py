@@ -20,7 +20,7 @@ from poseidon.torch.exchange.flights import note_compilations
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.process.context import context_of
-from poseidon.torch.process.process_groups import default_group, has_same_ranks
+from poseidon.torch.process.process_groups import default_group, has_same_ranks, ranks_of
 from poseidon.torch.tensors.compatibility import compiler
 from poseidon.torch.training import torch_arguments
 from poseidon.torch.training.copies import ModelCopies, keep_in_state_dict
@@ -140,6 +140,7 @@ class DistributedDataParallel(ModelCopies, ModelJoins, TorchDistributedDataParal
             self._lossy,
             self.parameters_to_ignore,
             self.forward_sync_buffers,
+            ranks_of(self.process_group),
         )
 
     def trained_model(self) -> TrainedModel:

@@ -69,6 +69,12 @@ def is_whole(group: dist.ProcessGroup) -> bool:
     return dist.get_process_group_ranks(group) == list(range(dist.get_world_size()))
 
 
+def ranks_of(group: Any) -> list[int]:
+    """The ranks of a process group; None is that of all. None where torch.distributed does not run."""
+    group = default_group() if group is None else group
+    return [] if group is None else list(dist.get_process_group_ranks(group))
+
+
 def has_same_ranks(one: Any, other: Any) -> bool:
     """Whether two process groups have the same ranks. None is the group of all where torch.distributed does not run."""
     if one is None or other is None:

@@ -6,7 +6,7 @@ import sys
 import warnings
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -32,7 +32,9 @@ from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import collect_parameters, describe
 from poseidon.torch.model.collector import collector_paused
 from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.model.passes import Mode
 from poseidon.torch.model.replica import Replica, Unwatched
+from poseidon.torch.model.shards import LocalShards, ShardedGradients, dtensors
 from poseidon.torch.process.context import check_joins
 from poseidon.torch.process.process_groups import default_group
 from poseidon.torch.training.buffers import ModelBuffers
@@ -58,10 +60,17 @@ class TrainedModel:
         lossy: LossyChoice | None,
         ignored: Collection[str],
         sends_buffers: bool,
+        ranks: Collection[int] = (),
     ) -> None:
         check_module(module, here.settings.world_size)
         self.context = here
         self.features = Features("wrapped", within=here.features)
+        self._shards = LocalShards(module) if dtensors(module) else None
+        if self._shards is not None:
+            self.features.add("sharded")
+            self._shards.check_ranks(ranks)
+            wrapper, module = _Around(self._shards), self._shards
+        self._around = wrapper if self._shards is not None else None  # which nobody else has
         self.module = module
         self.recorder = Recorder()
         self._run_recorder: RunRecorder | None = None
@@ -100,6 +109,9 @@ class TrainedModel:
         sync.step_check.before = _while_alive(self.check_joins)
         if here.features.keeps(SAME_STEP):
             self._empty_steps = EmptySteps(sync, here.rank, _while_alive(self._is_in_join))
+        if self._shards is not None:
+            self._sharded = ShardedGradients(self._shards, self.entries, _mode_of(sync))
+            sync.runs.on_over.insert(0, self._sharded.finish)
         if here.recovers and self._sends_buffers:
             # Not before the next forward: whoever has made a step has rank 0's buffers then, should rank 0 be lost.
             sync.before_results = partial(_while_alive(self.broadcast_buffers), 0, root_waits=True)
@@ -156,6 +168,7 @@ class TrainedModel:
         options = f"buffers in forward {self._sends_buffers}, at the start {buffers_too}, init_sync {init_sync}"
         options += f", {sync.layers.powersgd.describe()}" if sync.layers.powersgd is not None else ""
         text = describe(self.module, self.entries, options, self._ignored, shares_buffers)
+        text += "" if self._shards is None else "\n" + self._shards.describe()
         check_same(here.present_control, text, "model")
         if self._sends_buffers and self.buffers.tensors():
             self.buffers.connect(here.present_control)
@@ -194,6 +207,8 @@ class TrainedModel:
         if self.context.control is not None:
             self.context.control.note_thread()  # hooks of a device's backward run in a thread of autograd's
         self._changes.check()
+        if self._shards is not None:
+            self._shards.check()
         if self.sync.retired:
             take_over(self.module, self.entries)
             self.sync.revive()
@@ -364,6 +379,24 @@ def _while_alive(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+class _Around(nn.Module):
+    """A wrapper of a module that has no other one."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+def _mode_of(sync: Synchronizer) -> Callable[[], Mode]:
+    reference = weakref.ref(sync)
+
+    def mode() -> Mode:
+        found = reference()
+        return Mode.OTHERS if found is None else found.mode
+
+    return mode
+
+
 def _check_entries(entries: list[SyncedParameter]) -> None:
     if not entries:
         raise InvalidArgument(
@@ -377,9 +410,6 @@ def _check_entries(entries: list[SyncedParameter]) -> None:
 def check_module(module: nn.Module, world_size: int) -> None:
     """InvalidArgument for modules inside `module` that would train wrong or not at all."""
     fully_sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
-    # torch 2.4 has the class in the private module alone
-    homes: Iterator[Any] = (sys.modules.get(f"torch.distributed.{home}") for home in ("tensor", "_tensor"))
-    distributed = tuple(home.DTensor for home in homes if hasattr(home, "DTensor"))
     if not isinstance(module, nn.Module):
         raise InvalidArgument(
             f"module must be a torch.nn.Module, and is of type {type(module).__name__}: pass the model"
@@ -402,12 +432,6 @@ def check_module(module: nn.Module, world_size: int) -> None:
                 raise InvalidArgument(
                     f"parameter {full} is on the meta device and has no values: call module.to_empty(device=...), and "
                     "initialize or load the module, before wrapping it"
-                )
-            if isinstance(param, distributed):
-                raise InvalidArgument(
-                    f"parameter {full} is a DTensor, as fully_shard (FSDP2) and tensor parallelism make them, and "
-                    "this class replicates whole parameters: call poseidon.torch.replicate(model, mesh) for a model of "
-                    'fully_shard, or train it over init_process_group("poseidon")'
                 )
         if isinstance(part, fully_sharded):
             raise InvalidArgument(

@@ -1,0 +1,179 @@
+"""What one rank has of a module that is sharded: its parts of the DTensors, as plain parameters in the same memory.
+
+`fully_shard` (FSDP2) and tensor parallelism make DTensors of a module's parameters. The ranks that have the same parts
+are replicas of each other. Their gradients, buffers and updates are exchanged as those of a module of these parts.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from poseidon.errors import InvalidArgument
+from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.model.passes import Mode
+
+
+def dtensors(module: nn.Module) -> dict[str, Any]:
+    """The parameters of a module that are DTensors, by name, tied ones by each of their names."""
+    if not dist.is_available():
+        return {}
+    kinds = tuple(home.DTensor for home in _homes() if hasattr(home, "DTensor"))
+    found = module.named_parameters(remove_duplicate=False)
+    return {name: param for name, param in found if isinstance(param, kinds)} if kinds else {}
+
+
+def _homes() -> Iterator[Any]:
+    import sys
+
+    # torch 2.4 has the class in the private module alone
+    return (sys.modules.get(f"torch.distributed.{home}") for home in ("tensor", "_tensor"))
+
+
+class LocalShards(nn.Module):
+    """A module that has this rank's parts of the parameters of `whole`, and its other parameters and buffers.
+
+    All of them keep their names. The parts lie in the memory of the DTensors.
+    """
+
+    def __init__(self, whole: nn.Module) -> None:
+        """InvalidArgument, naming the parameter, for a DTensor that has no part of its own on this rank."""
+        super().__init__()
+        self._whole = weakref.ref(whole)  # not a module of this one
+        sharded = dtensors(whole)
+        self._shards: dict[Any, nn.Parameter] = {}
+        for name, param in whole.named_parameters(remove_duplicate=False):
+            if name in sharded and param not in self._shards:
+                self._shards[param] = nn.Parameter(_local(name, param), param.requires_grad)
+            self._parameters[name] = self._shards.get(param, param)
+        self._names = {param: name for name, param in sharded.items()}
+        for name, buffer in whole.named_buffers(remove_duplicate=False):
+            self._buffers[name] = buffer
+
+    @property
+    def shards(self) -> dict[Any, nn.Parameter]:
+        """The DTensors, and this rank's part of each."""
+        return self._shards
+
+    def check(self) -> None:
+        """InvalidArgument if the module has other DTensors now, or others' memory, than when this was made."""
+        whole = self._whole()
+        now = {} if whole is None else dtensors(whole)
+        for name, param in now.items():
+            if param not in self._shards:
+                raise InvalidArgument(
+                    f"parameter {name} was sharded, or replaced, after the model was wrapped: shard and load it first, "
+                    "and wrap it then, on all ranks"
+                )
+            part = self._shards[param]
+            if param._local_tensor.data_ptr() != part.data_ptr() or param.requires_grad != part.requires_grad:
+                raise InvalidArgument(
+                    f"parameter {name} lies elsewhere, or is frozen or not, unlike when the model was wrapped: wrap it "
+                    "again, on all ranks"
+                )
+
+    def describe(self) -> str:
+        """What of the whole parameters this rank has, a line for each. It must be the same on all replicas."""
+        return "\n".join(
+            f"shard of parameter {name}: {tuple(param.shape)} by {param.placements}, at "
+            f"{param.device_mesh.get_coordinate()} of {tuple(param.device_mesh.shape)}"
+            for param, name in self._names.items()
+        )
+
+    def check_ranks(self, ranks: Collection[int]) -> None:
+        """InvalidArgument if two of these ranks have different parts of one parameter."""
+        for param, name in self._names.items():
+            parted = set(param.device_mesh.mesh.flatten().tolist()) & set(ranks)
+            if len(parted) > 1:
+                raise InvalidArgument(
+                    f"parameter {name} is divided among ranks {sorted(parted)}, which are to be replicas of each "
+                    "other: give device_mesh the dimension along which the model is replicated, such as "
+                    'mesh["replicate"], and shard it along the other one alone'
+                )
+
+
+def _local(name: str, param: Any) -> torch.Tensor:
+    if any(placement.is_partial() for placement in param.placements):
+        raise InvalidArgument(
+            f"parameter {name} is a DTensor with placements {param.placements}, of which no rank has a part: "
+            "redistribute it first"
+        )
+    return param._local_tensor.detach()  # type: ignore[no-any-return]
+
+
+class ShardedGradients:
+    """Takes the gradients of DTensors to the parts that exchange them, and back.
+
+    FSDP and autograd tell of each by the same hook, once it is in `.grad`. A part has a gradient only while it is
+    exchanged. Used from the thread that runs backward.
+    """
+
+    def __init__(self, shards: LocalShards, entries: Sequence[SyncedParameter], mode: Callable[[], Mode]) -> None:
+        self._mode = mode  # of the backward pass that runs now
+        self._params: dict[SyncedParameter, Any] = {}
+        by_part = {part: param for param, part in shards.shards.items()}
+        for entry in entries:
+            param = by_part.get(entry.param)
+            if param is None:
+                continue
+            _check_hooks(entry.name, param)
+            self._params[entry] = param
+            param.register_post_accumulate_grad_hook(_Hook(self, entry))
+
+    def arrived(self, entry: SyncedParameter, param: Any) -> None:
+        """The gradient is in `param.grad`."""
+        _check_hooks(entry.name, param, own=1)
+        grad = param.grad
+        if grad is None or self._mode() is Mode.OTHERS:
+            return
+        if tuple(grad.placements) != tuple(param.placements):  # tensor parallelism leaves sums that nobody has made
+            param.grad = grad = grad.redistribute(placements=param.placements)
+        entry.before_accumulation((None,))
+        entry.param.grad = grad._local_tensor
+        entry.after_accumulation((None,))
+        if self._mode() is Mode.LOCAL:
+            entry.param.grad = None
+
+    def finish(self, *_: Any) -> None:
+        """All exchanges of a backward pass are over: `.grad` of each DTensor is what came of it."""
+        for entry, param in self._params.items():
+            part, entry.param.grad = entry.param.grad, None
+            if part is None:
+                continue
+            if param.grad is None:
+                param.grad = _like(param, part)
+            elif param.grad._local_tensor.data_ptr() != part.data_ptr():
+                param.grad._local_tensor.copy_(part)
+
+
+class _Hook:
+    """What is called with a DTensor when its gradient is there. It keeps no model alive."""
+
+    def __init__(self, gradients: ShardedGradients, entry: SyncedParameter) -> None:
+        self._gradients, self._entry = weakref.ref(gradients), weakref.ref(entry)
+
+    def __call__(self, param: Any) -> None:
+        gradients, entry = self._gradients(), self._entry()
+        if gradients is not None and entry is not None:
+            gradients.arrived(entry, param)
+
+
+def _check_hooks(name: str, param: Any, own: int = 0) -> None:
+    """Other hooks of the same kind would see the gradient before it is the mean over the replicas."""
+    if len(getattr(param, "_post_accumulate_grad_hooks", None) or {}) > own:
+        raise InvalidArgument(
+            f"parameter {name} has a hook by register_post_accumulate_grad_hook(), which would see this rank's own "
+            "gradient: use the gradient after backward()"
+        )
+
+
+def _like(param: Any, part: torch.Tensor) -> Any:
+    """A DTensor like `param` whose part on this rank is `part`."""
+    return type(param.detach()).from_local(
+        part, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )
