@@ -15,7 +15,7 @@ from torch import nn
 
 import poseidon.torch  # registers the backend
 import workers
-from poseidon.torch.backend.replicate import exchange_replicas
+from poseidon.torch.backend.hsdp import exchange_replicas
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 pytest.importorskip("torch.distributed.fsdp", reason="this torch has no fully_shard")

@@ -11,7 +11,6 @@ In a program:
 
 from poseidon.errors import PoseidonError
 from poseidon.torch.backend.register import register as _register
-from poseidon.torch.backend.replicate import replicate
 from poseidon.torch.backend.urgency import urgency
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.local_sgd.averaging import OuterNesterov
@@ -21,6 +20,7 @@ from poseidon.torch.process.collectives import all_gather, all_reduce, balance_r
 from poseidon.torch.process.context import barrier, init, rank, scalars, shutdown, straggler_report, world_size
 from poseidon.torch.recovery.recovery import Recovery
 from poseidon.torch.replace import replace_ddp
+from poseidon.torch.replicas import replicate
 
 _register()
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from poseidon.errors import PoseidonError
 from poseidon.options import resolve
-from poseidon.torch.backend.replicate import exchange_replicas
+from poseidon.torch.backend.hsdp import exchange_replicas
 from poseidon.torch.replace import replace_ddp
 
 _USAGE = "usage: python -m poseidon.torch.drop_in SCRIPT [ARGUMENTS], or -m MODULE [ARGUMENTS]"

@@ -6,12 +6,12 @@ are replicas of each other. Their gradients, buffers and updates are exchanged a
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from poseidon.errors import InvalidArgument
@@ -21,18 +21,11 @@ from poseidon.torch.model.passes import Mode
 
 def dtensors(module: nn.Module) -> dict[str, Any]:
     """The parameters of a module that are DTensors, by name, tied ones by each of their names."""
-    if not dist.is_available():
-        return {}
-    kinds = tuple(home.DTensor for home in _homes() if hasattr(home, "DTensor"))
-    found = module.named_parameters(remove_duplicate=False)
-    return {name: param for name, param in found if isinstance(param, kinds)} if kinds else {}
-
-
-def _homes() -> Iterator[Any]:
-    import sys
-
-    # torch 2.4 has the class in the private module alone
-    return (sys.modules.get(f"torch.distributed.{home}") for home in ("tensor", "_tensor"))
+    # A program without them has not imported their module, which takes long. torch 2.4 has them in the private one.
+    homes = [sys.modules.get(f"torch.distributed.{home}") for home in ("tensor", "_tensor")]
+    kinds: Any = tuple(getattr(home, "DTensor") for home in homes if hasattr(home, "DTensor"))  # noqa: B009
+    found = module.named_parameters(remove_duplicate=False) if kinds else ()
+    return {name: param for name, param in found if isinstance(param, kinds)}
 
 
 class LocalShards(nn.Module):
@@ -52,8 +45,19 @@ class LocalShards(nn.Module):
                 self._shards[param] = nn.Parameter(_local(name, param), param.requires_grad)
             self._parameters[name] = self._shards.get(param, param)
         self._names = {param: name for name, param in sharded.items()}
+        self._places = [
+            (part._parameters, name, param)
+            for part in whole.modules()
+            for name, param in part._parameters.items()
+            if param in self._shards
+        ]
         for name, buffer in whole.named_buffers(remove_duplicate=False):
             self._buffers[name] = buffer
+
+    @property
+    def whole(self) -> nn.Module | None:
+        """The module itself, as long as it lives."""
+        return self._whole()
 
     @property
     def shards(self) -> dict[Any, nn.Parameter]:
@@ -61,20 +65,22 @@ class LocalShards(nn.Module):
         return self._shards
 
     def check(self) -> None:
-        """InvalidArgument if the module has other DTensors now, or others' memory, than when this was made."""
-        whole = self._whole()
-        now = {} if whole is None else dtensors(whole)
-        for name, param in now.items():
+        """InvalidArgument if the module has other DTensors now, or in other memory, than when this was made."""
+        for param, part in self._shards.items():
+            if param._local_tensor.data_ptr() != part.data_ptr() or param.requires_grad != part.requires_grad:
+                raise InvalidArgument(
+                    f"parameter {self._names[param]} lies elsewhere, or is frozen or not, unlike when the model was "
+                    "wrapped: wrap it again, on all ranks"
+                )
+        whole = self.whole
+        if whole is None or all(table.get(name) is param for table, name, param in self._places):
+            return
+        # FSDP has gathered some of them, or the program has made new ones.
+        for name, param in dtensors(whole).items():
             if param not in self._shards:
                 raise InvalidArgument(
                     f"parameter {name} was sharded, or replaced, after the model was wrapped: shard and load it first, "
                     "and wrap it then, on all ranks"
-                )
-            part = self._shards[param]
-            if param._local_tensor.data_ptr() != part.data_ptr() or param.requires_grad != part.requires_grad:
-                raise InvalidArgument(
-                    f"parameter {name} lies elsewhere, or is frozen or not, unlike when the model was wrapped: wrap it "
-                    "again, on all ranks"
                 )
 
     def describe(self) -> str:
@@ -86,14 +92,14 @@ class LocalShards(nn.Module):
         )
 
     def check_ranks(self, ranks: Collection[int]) -> None:
-        """InvalidArgument if two of these ranks have different parts of one parameter."""
+        """InvalidArgument if torch spreads a parameter over two of these ranks, as parts or as replicas of its own."""
         for param, name in self._names.items():
             parted = set(param.device_mesh.mesh.flatten().tolist()) & set(ranks)
             if len(parted) > 1:
                 raise InvalidArgument(
-                    f"parameter {name} is divided among ranks {sorted(parted)}, which are to be replicas of each "
-                    "other: give device_mesh the dimension along which the model is replicated, such as "
-                    'mesh["replicate"], and shard it along the other one alone'
+                    f"parameter {name} is a DTensor on ranks {sorted(parted)}, which are to be replicas of each other: "
+                    'shard the model along one dimension of the mesh, mesh["shard"], and give the other one alone, '
+                    'mesh["replicate"]'
                 )
 
 
@@ -115,6 +121,7 @@ class ShardedGradients:
 
     def __init__(self, shards: LocalShards, entries: Sequence[SyncedParameter], mode: Callable[[], Mode]) -> None:
         self._mode = mode  # of the backward pass that runs now
+        self._groups = _fsdp_groups(shards)
         self._params: dict[SyncedParameter, Any] = {}
         by_part = {part: param for param, part in shards.shards.items()}
         for entry in entries:
@@ -129,7 +136,8 @@ class ShardedGradients:
         """The gradient is in `param.grad`."""
         _check_hooks(entry.name, param, own=1)
         grad = param.grad
-        if grad is None or self._mode() is Mode.OTHERS:
+        group = self._groups.get(param)
+        if grad is None or self._mode() is Mode.OTHERS or (group is not None and not group.all_reduce_grads):
             return
         if tuple(grad.placements) != tuple(param.placements):  # tensor parallelism leaves sums that nobody has made
             param.grad = grad = grad.redistribute(placements=param.placements)
@@ -149,6 +157,21 @@ class ShardedGradients:
                 param.grad = _like(param, part)
             elif param.grad._local_tensor.data_ptr() != part.data_ptr():
                 param.grad._local_tensor.copy_(part)
+
+
+def _fsdp_groups(shards: LocalShards) -> dict[Any, Any]:
+    """FSDP's groups, which may be told not to exchange gradients between replicas, by parameter."""
+    whole = shards.whole
+    parts = () if whole is None else whole.modules()
+    states = [part._get_fsdp_state() for part in parts if hasattr(part, "_get_fsdp_state")]
+    # torch before 2.10 has one group in each module
+    several = [hasattr(state, "_fsdp_param_groups") for state in states]
+    groups = [
+        group
+        for state, many in zip(states, several, strict=True)
+        for group in (state._fsdp_param_groups if many else [state._fsdp_param_group])
+    ]
+    return {one.sharded_param: group for group in groups if group is not None for one in group.fsdp_params}
 
 
 class _Hook:
@@ -174,6 +197,7 @@ def _check_hooks(name: str, param: Any, own: int = 0) -> None:
 
 def _like(param: Any, part: torch.Tensor) -> Any:
     """A DTensor like `param` whose part on this rank is `part`."""
-    return type(param.detach()).from_local(
+    kind: Any = type(param.detach())
+    return kind.from_local(
         part, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
     )
