@@ -23,6 +23,7 @@ pytest.importorskip("torch.distributed.fsdp", reason="this torch has no fully_sh
 TEAM = workers.Team(4)
 STEPS = 4
 ROWS = 8
+OUTER = {"lr": 0.7, "momentum": 0.9}
 _names = itertools.count()
 
 
@@ -149,6 +150,50 @@ def wrapped_tensor_parallel(rank: int, size: int, backend: str) -> list[torch.Te
     return whole(model)
 
 
+def averaged(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """LocalSGD between machines, with FSDP inside each."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = network()
+    for block in model[1:3]:
+        fully_shard(block, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    outer = poseidon.torch.OuterNesterov(**OUTER)
+    optimizer = poseidon.torch.LocalSGD(model, inner, 2, outer=outer, device_mesh=mesh["replicate"])
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, batch(step).chunk(size)[rank]).backward()
+        optimizer.step()
+        with torch.no_grad():
+            loss_of(model, batch(step).chunk(size)[rank])  # gathers parameters, which the next averaging changes
+    return whole(model)
+
+
+def averaged_alone() -> list[torch.Tensor]:
+    """The parameters that one process makes of it."""
+    shared = network()
+    outer = poseidon.torch.OuterNesterov(**OUTER).optimizer(shared.parameters())
+    machines = [network(), network()]
+    inners = [torch.optim.SGD(model.parameters(), lr=0.1) for model in machines]
+    for step in range(STEPS):
+        for machine, (model, inner) in enumerate(zip(machines, inners, strict=True)):
+            inner.zero_grad()
+            loss_of(model, batch(step).chunk(2)[machine]).backward()
+            inner.step()
+        if step % 2:
+            with torch.no_grad():
+                for parameter, *theirs in zip(*(model.parameters() for model in (shared, *machines)), strict=True):
+                    parameter.grad = parameter - sum(theirs) / 2
+                outer.step()
+                for model in machines:
+                    for parameter, new in zip(model.parameters(), shared.parameters(), strict=True):
+                        parameter.copy_(new)
+    return [parameter.detach() for parameter in shared.parameters()]
+
+
 def dropped_in(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     """A plain HSDP program, whose replicas exchange by Poseidon."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -273,6 +318,15 @@ def test_parameters_are_those_of_one_process(case: Callable[..., Any], backend: 
     expected = alone()
     for answer in answers:
         for mine, theirs, first in zip(answer, expected, answers[0], strict=True):
+            torch.testing.assert_close(torch.from_numpy(mine), theirs, rtol=1e-4, atol=1e-5)
+            assert (mine == first).all(), "replicas differ"
+
+
+def test_replicas_that_are_averaged_are_those_of_one_process(tmp_path: Path) -> None:
+    answers = TEAM.ask(4, 60.0 * workers.SLOWED, inside, averaged, str(tmp_path / "meeting"), 4, "gloo")
+    for answer in answers:
+        assert isinstance(answer, list), getattr(answer, "trace", answer)
+        for mine, theirs, first in zip(answer, averaged_alone(), answers[0], strict=True):
             torch.testing.assert_close(torch.from_numpy(mine), theirs, rtol=1e-4, atol=1e-5)
             assert (mine == first).all(), "replicas differ"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,8 +94,9 @@ def _is_whole(value: object) -> bool:
 class Fragments:
     """The averagings of a model's fragments. One at a time is under way. Use it from the thread that trains."""
 
-    def __init__(self, averagings: Sequence[Averaging], plan: Streaming) -> None:
-        self._averagings, self._plan = averagings, plan
+    def __init__(self, averagings: Sequence[Averaging], plan: Streaming, written: Callable[[], None]) -> None:
+        """`written` is told when parameters have been written to."""
+        self._averagings, self._plan, self._written = averagings, plan, written
         self._pending: int | None = None  # sent, and not in the parameters yet
         self._left = 0  # steps until it is
 
@@ -129,6 +130,7 @@ class Fragments:
         if self._pending is not None:
             self._averagings[self._pending].finish(self._plan.mix)
             self._pending = None
+            self._written()
 
     @torch.no_grad()
     def average(self) -> None:
@@ -138,6 +140,7 @@ class Fragments:
             one.start(overlaps=False)
         for one in self._averagings:
             one.finish(mix=0.0)
+        self._written()
 
     @property
     def is_under_way(self) -> bool:

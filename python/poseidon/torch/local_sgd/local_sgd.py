@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel.distributed import DistributedDataParallel as TorchDistributedDataParallel
 from torch.optim import Optimizer
 
 from poseidon.adapter.agreement import broadcast_alike, check_same, first_difference
@@ -21,16 +20,19 @@ from poseidon.adapter.replica_check import replica_check
 from poseidon.adapter.stats import latest_synchronization
 from poseidon.errors import InvalidArgument, Mismatch, PoseidonError
 from poseidon.torch.exchange.weight import Weight
+from poseidon.torch.local_sgd.arguments import check_arguments, check_parameters
 from poseidon.torch.local_sgd.averaging import PLAIN_MEAN, Averaging, MeanOfParameters, OuterNesterov, OuterUpdate
 from poseidon.torch.local_sgd.fragments import Fragments, Streaming
 from poseidon.torch.model.collect import collect_parameters, describe
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.replica import Replica
-from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
+from poseidon.torch.model.shards import LocalShards, dtensors
 from poseidon.torch.optimizer.wrapper import STATE_HOOKS, OptimizerWrapper, described
-from poseidon.torch.process.context import check_joins, context
+from poseidon.torch.process.context import check_joins, context_of
+from poseidon.torch.process.process_groups import ranks_of
 from poseidon.torch.training.buffers import ModelBuffers
 from poseidon.torch.training.other_trainers import note_averages
+from poseidon.torch.training.torch_arguments import choose_process_group
 from poseidon.torch.training.trained_model import check_module
 
 _KEY = "local_sgd"  # of this class's part of a state_dict
@@ -81,10 +83,12 @@ class LocalSGD(OptimizerWrapper):
         fragments: int = 1,
         overlap_steps: int = 0,
         mix: float | None = None,
+        device_mesh: Any = None,
     ) -> None:
-        _check_arguments(model, optimizer, every, outer)
+        check_arguments(model, optimizer, every, outer)
         self._plan = Streaming.of(every, fragments, overlap_steps, mix)
-        here = context()
+        group = choose_process_group(None, device_mesh)
+        here = context_of(group)
         settings = here.settings
         check_module(model, settings.world_size)
         self.features = Features("local_sgd", within=here.features)
@@ -92,13 +96,18 @@ class LocalSGD(OptimizerWrapper):
         self._context = here
         self.model = model
         """The model that it trains."""
+        self._shards = LocalShards(model) if dtensors(model) else None
+        self._averaged: nn.Module = model if self._shards is None else self._shards
+        if self._shards is not None:
+            self.features.add("sharded")
+            self._shards.check_ranks(ranks_of(group))
         self.every = every
         """The number of steps from one averaging to the next."""
         self._buffers = ModelBuffers(model, ())
         self._weight = Weight()
         self._weights_given = 0  # since the last averaging
-        self._found = collect_parameters(model, "ps", wire, settings, ())
-        _check_parameters(model, optimizer, self._found)
+        self._found = collect_parameters(self._averaged, "ps", wire, settings, ())
+        check_parameters(model, optimizer, self._found)
         rounds = settings.parameter_wire != "fp32" or any(entry.asked.wire != "fp32" for entry in self._found)
         self._outer = PLAIN_MEAN if outer is None and rounds else outer
         if self._outer is not None:
@@ -112,7 +121,8 @@ class LocalSGD(OptimizerWrapper):
                     stacklevel=2,
                 )
         here.features.take(self.features)
-        self._fragments = Fragments([self._averaging_of(part) for part in self._plan.cut(self._found)], self._plan)
+        averagings = [self._averaging_of(part) for part in self._plan.cut(self._found)]
+        self._fragments = Fragments(averagings, self._plan, self._written)
         self._has_stepped = False
         self.step_count = 0
         """The number of calls of `step()`, skipped steps included."""
@@ -124,7 +134,7 @@ class LocalSGD(OptimizerWrapper):
         self._steps_apart = 0  # since all replicas were equal
         check = replica_check(settings, self.features, of_averages=True)
         ignored = getattr(model, "_ddp_params_and_buffers_to_ignore", ())
-        self._replica = None if check is None else Replica(model, ignored, check)
+        self._replica = None if check is None else Replica(self._averaged, ignored, check)
         self._times_equal = 0  # in this membership
         self._model_loads = 0  # since the last averaging
         self._model_is_new = self._loaded_itself = False  # by a load since the last step
@@ -158,7 +168,8 @@ class LocalSGD(OptimizerWrapper):
                 self._replica.connect(control)
             self._buffers.check()
             options = f"LocalSGD {self._plan}, outer {self._outer}"
-            check_same(control, describe(self.model, self._found, options, ()), "model")
+            text = describe(self._averaged, self._found, options, ())
+            check_same(control, text if self._shards is None else f"{text}\n{self._shards.describe()}", "model")
             self._buffers.connect(control)
             self._fragments.connect(client, control)
             self._weight.connect(control)
@@ -303,6 +314,11 @@ class LocalSGD(OptimizerWrapper):
             layers = latest_synchronization(self._fragments.entries, client)
             here.meter.show(self._steps_here, self._waited_ns, layers, time.monotonic_ns())
 
+    def _written(self) -> None:
+        """The parameters have been written to."""
+        if self._shards is not None:
+            self._shards.written()
+
     @torch.no_grad()
     def _send_buffers(self) -> None:
         control = self._context.control
@@ -310,6 +326,9 @@ class LocalSGD(OptimizerWrapper):
             self._buffers.broadcast(control, 0, root_waits=True)
 
     def _check_parameters_now(self) -> None:
+        if self._shards is not None:
+            self._shards.check()
+            return
         known = {entry.param for entry in self._found}
         now = {param: name for name, param in self.model.named_parameters()}
         added = [name for param, name in now.items() if param.requires_grad and param.numel() and param not in known]
@@ -331,9 +350,10 @@ class LocalSGD(OptimizerWrapper):
         """
         if self._context.control is not None:
             check_joins(self._context, "unjoined_call")
-            params = {name: param.detach() for name, param in self.model.named_parameters()}
+            params = {name: param.detach() for name, param in self._averaged.named_parameters()}
             broadcast_alike(self._context.control, params, 0, "list of parameter")
             self._send_buffers()
+        self._written()
         self._fragments.take_over()
         self.steps_alone = self._steps_apart = self._model_loads = self._weights_given = 0
         self._model_is_new = False
@@ -417,7 +437,7 @@ class LocalSGD(OptimizerWrapper):
         if isinstance(self._inner, Optimizer):
             self._inner.add_param_group(param_group)
             try:
-                _check_parameters(self.model, self._inner, self._found)
+                check_parameters(self.model, self._inner, self._found)
             except InvalidArgument:
                 del self._inner.param_groups[-1]
                 raise
@@ -451,40 +471,3 @@ class _LoadNote:
 
 def _nobody() -> None:
     """There is no optimizer."""
-
-
-def _check_arguments(model: nn.Module, optimizer: Optimizer, every: int, outer: OuterNesterov | None) -> None:
-    if isinstance(optimizer, DistributedOptimizer):
-        Features.refuse("local_sgd", "distributed_optimizer")
-    if isinstance(optimizer, OptimizerWrapper):
-        raise InvalidArgument(
-            f"the optimizer is a poseidon.{type(optimizer).__name__} already: pass the torch optimizer itself"
-        )
-    if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
-        kinds = f"a {type(model).__name__} and a {type(optimizer).__name__}"
-        raise InvalidArgument(f"LocalSGD got {kinds}: pass the model first, and then a torch.optim.Optimizer")
-    if any(isinstance(part, TorchDistributedDataParallel) for part in model.modules()):
-        Features.refuse("local_sgd", "wrapped")
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise InvalidArgument(f"every is {every!r}: it is the number of steps between averagings, 1 or more")
-    if outer is not None and not isinstance(outer, OuterNesterov):
-        raise InvalidArgument(f"outer is a {type(outer).__name__}: pass poseidon.OuterNesterov(lr=0.7, momentum=0.9)")
-
-
-def _check_parameters(model: nn.Module, optimizer: Optimizer, found: list[SyncedParameter]) -> None:
-    if not found:
-        raise InvalidArgument("LocalSGD needs a model with at least one parameter that requires a gradient")
-    names = {param: name for name, param in model.named_parameters()}
-    averaged = {entry.param for entry in found}
-    for number, group in enumerate(optimizer.param_groups):
-        for index, param in enumerate(group["params"]):
-            if param not in names:
-                raise InvalidArgument(
-                    f"parameter {index} of group {number} of the optimizer is not the model's, so that it would differ "
-                    "between the ranks: pass the model that the optimizer trains"
-                )
-            if param.requires_grad and param.numel() and param not in averaged:
-                raise InvalidArgument(
-                    f"parameter {names[param]} is new or trains now, and LocalSGD averages those that trained when it "
-                    "was made: make a new LocalSGD on every rank after the model changes"
-                )

@@ -91,6 +91,11 @@ class SyncedParameter(SyncedLayer):
         self._hook: Any = None
         self._prehook: Any = None
 
+    @property
+    def whole(self) -> Any:
+        """The parameter as its module and optimizers have it: `param`, or the DTensor of which that is a part."""
+        return getattr(self.param, "whole", self.param)
+
     def lies_in_own_memory(self) -> bool:
         """Whether PyTorch has allocated the parameter's memory, for this process alone.
 

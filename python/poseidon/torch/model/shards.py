@@ -28,6 +28,25 @@ def dtensors(module: nn.Module) -> dict[str, Any]:
     return {name: param for name, param in found if isinstance(param, kinds)}
 
 
+class Shard(nn.Parameter):
+    """This rank's part of a DTensor, in the same memory."""
+
+    whole: Any
+    """The DTensor."""
+
+    @staticmethod
+    def of(name: str, whole: Any) -> Shard:
+        """InvalidArgument, naming the parameter, for a DTensor of which no rank has a part."""
+        if any(placement.is_partial() for placement in whole.placements):
+            raise InvalidArgument(
+                f"parameter {name} is a DTensor with placements {whole.placements}, of which no rank has a part: "
+                "redistribute it first"
+            )
+        shard = Shard(whole._local_tensor.detach(), whole.requires_grad)
+        shard.whole = whole
+        return shard
+
+
 class LocalShards(nn.Module):
     """A module that has this rank's parts of the parameters of `whole`, and its other parameters and buffers.
 
@@ -39,10 +58,10 @@ class LocalShards(nn.Module):
         super().__init__()
         self._whole = weakref.ref(whole)  # not a module of this one
         sharded = dtensors(whole)
-        self._shards: dict[Any, nn.Parameter] = {}
+        self._shards: dict[Any, Shard] = {}
         for name, param in whole.named_parameters(remove_duplicate=False):
             if name in sharded and param not in self._shards:
-                self._shards[param] = nn.Parameter(_local(name, param), param.requires_grad)
+                self._shards[param] = Shard.of(name, param)
             self._parameters[name] = self._shards.get(param, param)
         self._names = {param: name for name, param in sharded.items()}
         self._places = [
@@ -53,16 +72,22 @@ class LocalShards(nn.Module):
         ]
         for name, buffer in whole.named_buffers(remove_duplicate=False):
             self._buffers[name] = buffer
+        self._wrapper = [_Wrapper(self)]  # not a module of this one
+
+    @property
+    def wrapper(self) -> nn.Module:
+        """A module that has this one as its `module`."""
+        return self._wrapper[0]
 
     @property
     def whole(self) -> nn.Module | None:
         """The module itself, as long as it lives."""
         return self._whole()
 
-    @property
-    def shards(self) -> dict[Any, nn.Parameter]:
-        """The DTensors, and this rank's part of each."""
-        return self._shards
+    def written(self) -> None:
+        """The parts have been written to: what FSDP has gathered of them is past."""
+        for part in _fsdp_modules(self.whole):
+            part.reshard()
 
     def check(self) -> None:
         """InvalidArgument if the module has other DTensors now, or in other memory, than when this was made."""
@@ -103,13 +128,10 @@ class LocalShards(nn.Module):
                 )
 
 
-def _local(name: str, param: Any) -> torch.Tensor:
-    if any(placement.is_partial() for placement in param.placements):
-        raise InvalidArgument(
-            f"parameter {name} is a DTensor with placements {param.placements}, of which no rank has a part: "
-            "redistribute it first"
-        )
-    return param._local_tensor.detach()  # type: ignore[no-any-return]
+class _Wrapper(nn.Module):
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
 
 
 class ShardedGradients:
@@ -123,10 +145,9 @@ class ShardedGradients:
         self._mode = mode  # of the backward pass that runs now
         self._groups = _fsdp_groups(shards)
         self._params: dict[SyncedParameter, Any] = {}
-        by_part = {part: param for param, part in shards.shards.items()}
         for entry in entries:
-            param = by_part.get(entry.param)
-            if param is None:
+            param = entry.whole
+            if not isinstance(entry.param, Shard):
                 continue
             _check_hooks(entry.name, param)
             self._params[entry] = param
@@ -159,11 +180,14 @@ class ShardedGradients:
                 param.grad._local_tensor.copy_(part)
 
 
+def _fsdp_modules(whole: nn.Module | None) -> list[Any]:
+    """The modules that `fully_shard` was called on."""
+    return [part for part in (() if whole is None else whole.modules()) if hasattr(part, "_get_fsdp_state")]
+
+
 def _fsdp_groups(shards: LocalShards) -> dict[Any, Any]:
     """FSDP's groups, which may be told not to exchange gradients between replicas, by parameter."""
-    whole = shards.whole
-    parts = () if whole is None else whole.modules()
-    states = [part._get_fsdp_state() for part in parts if hasattr(part, "_get_fsdp_state")]
+    states = [part._get_fsdp_state() for part in _fsdp_modules(shards.whole)]
     # torch before 2.10 has one group in each module
     several = [hasattr(state, "_fsdp_param_groups") for state in states]
     groups = [
@@ -197,7 +221,7 @@ def _check_hooks(name: str, param: Any, own: int = 0) -> None:
 
 def _like(param: Any, part: torch.Tensor) -> Any:
     """A DTensor like `param` whose part on this rank is `part`."""
-    kind: Any = type(param.detach())
+    kind: Any = type(param.data)
     return kind.from_local(
         part, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
     )

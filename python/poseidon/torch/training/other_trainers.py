@@ -76,7 +76,7 @@ def take_over(module: nn.Module, entries: list[SyncedParameter]) -> None:
     When it was wrapped before it may have had other parameters, such as frozen ones. Of other models, the parameters
     that they have, too, are exchanged by each, from memory of its own.
     """
-    mine = {entry.param: entry for entry in entries}
+    mine = {entry.whole: entry for entry in entries}
     for sync in _synchronizers():
         common = _common(sync, entries)
         again = common and sync.module() is plain(module)
@@ -86,7 +86,7 @@ def take_over(module: nn.Module, entries: list[SyncedParameter]) -> None:
             continue
         for other in common:
             other.share()
-            mine[other.param].share()
+            mine[other.whole].share()
 
 
 def plain(module: nn.Module) -> nn.Module:
@@ -97,7 +97,7 @@ def plain(module: nn.Module) -> nn.Module:
 
 def is_synced(param: nn.Parameter) -> bool:
     """Whether some wrapped model exchanges the parameter's gradients."""
-    return any(entry.param is param for sync in _synchronizers() if not sync.retired for entry in sync.entries)
+    return any(entry.whole is param for sync in _synchronizers() if not sync.retired for entry in sync.entries)
 
 
 def _forget_dropped(entries: list[SyncedParameter]) -> None:
@@ -117,8 +117,8 @@ def _settle_others(entries: list[SyncedParameter]) -> bool:
 
 def _common(sync: Synchronizer, entries: list[SyncedParameter]) -> list[SyncedParameter]:
     """The parameters of another model that are among these, too."""
-    mine = {entry.param: entry for entry in entries}
-    return [entry for entry in sync.entries if entry.param in mine and entry is not mine[entry.param]]
+    mine = {entry.whole: entry for entry in entries}
+    return [entry for entry in sync.entries if entry.whole in mine and entry is not mine[entry.whole]]
 
 
 def _synchronizers() -> list[Synchronizer]:
@@ -128,7 +128,7 @@ def _synchronizers() -> list[Synchronizer]:
 
 def _is_averaged(entries: list[SyncedParameter]) -> bool:
     """Whether an optimizer that the program has not dropped averages one of these."""
-    params = {entry.param for entry in entries}
+    params = {entry.whole for entry in entries}
 
     def found() -> bool:
         return any(param in params for one in _AVERAGES for param in one.model.parameters())

@@ -65,12 +65,12 @@ class TrainedModel:
         check_module(module, here.settings.world_size)
         self.context = here
         self.features = Features("wrapped", within=here.features)
+        self._given = plain(module)  # as the program has it
         self._shards = LocalShards(module) if dtensors(module) else None
         if self._shards is not None:
             self.features.add("sharded")
             self._shards.check_ranks(ranks)
-            wrapper, module = _Around(self._shards), self._shards
-        self._around = wrapper if self._shards is not None else None  # which nobody else has
+            wrapper, module = self._shards.wrapper, self._shards
         self.module = module
         self.recorder = Recorder()
         self._run_recorder: RunRecorder | None = None
@@ -94,7 +94,7 @@ class TrainedModel:
             self.features.add("sent_buffers")
         here.features.take(self.features)
         if here.settings.world_size > 1:
-            self._others = OtherTrainers(module, self.entries)
+            self._others = OtherTrainers(self._given, self.entries)
             self.sync = self._make_synchronizer()
             self._run_recorder = recorder_of(here)
         else:
@@ -103,7 +103,7 @@ class TrainedModel:
     def _make_synchronizer(self) -> Synchronizer:
         here = self.context
         sync = Synchronizer(self.entries, here.settings, here.features)
-        sync.module = weakref.ref(plain(self.module))
+        sync.module = weakref.ref(self._given)
         sync.runs.on_over.append(_while_alive(self._finished_step))
         sync.replica = self._make_replica(sync)
         sync.step_check.before = _while_alive(self.check_joins)
@@ -210,7 +210,7 @@ class TrainedModel:
         if self._shards is not None:
             self._shards.check()
         if self.sync.retired:
-            take_over(self.module, self.entries)
+            take_over(self._given, self.entries)
             self.sync.revive()
         if self._in_backward is None:
             self._in_backward = OptimizersInBackward(self.entries)
@@ -246,6 +246,8 @@ class TrainedModel:
         """Collective: overwrites the module's parameters, and, `buffers_too`, its buffers, with those of `root`."""
         params = [param.detach() for name, param in self.module.named_parameters() if name not in self._ignored]
         self.context.present_control.broadcast(params, root)
+        if self._shards is not None:
+            self._shards.written()
         if buffers_too:
             self.context.present_control.broadcast(list(self.buffers.tensors().values()), root)
 
@@ -377,14 +379,6 @@ def _while_alive(method: Callable[..., Any]) -> Callable[..., Any]:
         return None if (found := reference()) is None else found(*args, **named)
 
     return call
-
-
-class _Around(nn.Module):
-    """A wrapper of a module that has no other one."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
 
 
 def _mode_of(sync: Synchronizer) -> Callable[[], Mode]:
