@@ -162,13 +162,14 @@ def averaged(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     fully_shard(model, mesh=mesh["shard"])
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     outer = poseidon.torch.OuterNesterov(**OUTER)
-    optimizer = poseidon.torch.LocalSGD(model, inner, 2, outer=outer, device_mesh=mesh["replicate"])
+    optimizer = poseidon.torch.LocalSGD(model, inner, 3, outer=outer, device_mesh=mesh["replicate"])
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(model, batch(step).chunk(size)[rank]).backward()
         optimizer.step()
-        with torch.no_grad():
-            loss_of(model, batch(step).chunk(size)[rank])  # gathers parameters, which the next averaging changes
+    with torch.no_grad():
+        loss_of(model, batch(0))  # FSDP keeps what it gathers of the parameters that are averaged now
+    optimizer.average()
     return whole(model)
 
 
@@ -183,7 +184,7 @@ def averaged_alone() -> list[torch.Tensor]:
             inner.zero_grad()
             loss_of(model, batch(step).chunk(2)[machine]).backward()
             inner.step()
-        if step % 2:
+        if step >= 2:
             with torch.no_grad():
                 for parameter, *theirs in zip(*(model.parameters() for model in (shared, *machines)), strict=True):
                     parameter.grad = parameter - sum(theirs) / 2
@@ -192,6 +193,32 @@ def averaged_alone() -> list[torch.Tensor]:
                     for parameter, new in zip(model.parameters(), shared.parameters(), strict=True):
                         parameter.copy_(new)
     return [parameter.detach() for parameter in shared.parameters()]
+
+
+def pipelined(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """Stages of a pipeline along one dimension of the mesh, replicas of each along the other."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "pipe"))
+    model, place, data = network(), rank % 2, rank // 2
+    part = model[:2] if place == 0 else model[2:]
+    part = poseidon.torch.DistributedDataParallel(part, device_mesh=mesh["data"])
+    stage = PipelineStage(part, place, 2, torch.device("cpu"), group=mesh["pipe"].get_group())
+    schedule = Schedule1F1B(stage, 2, lambda y, tokens: nn.functional.cross_entropy(y.flatten(0, 1), tokens.flatten()))
+    optimizer = torch.optim.SGD(part.parameters(), lr=0.1, momentum=0.9)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        tokens = batch(step).chunk(2)[data]
+        if place == 0:
+            schedule.step(tokens[:, :-1])
+        else:
+            schedule.step(target=tokens[:, 1:])
+        optimizer.step()
+    for index, parameter in enumerate(model.parameters()):
+        owner = 0 if index < len(list(model[:2].parameters())) else 1
+        dist.broadcast(parameter.data, 2 * data + owner, group=mesh["pipe"].get_group())
+    return whole(model)
 
 
 def dropped_in(rank: int, size: int, backend: str) -> list[torch.Tensor]:
@@ -302,6 +329,7 @@ def inside(rank: int, function: Callable[..., Any], folder: str, size: int, back
         (dropped_in, "gloo"),
         (wrapped, "gloo"),
         (wrapped_tensor_parallel, "gloo"),
+        (pipelined, "gloo"),
         (shard_all, "poseidon"),
         (replicate, "poseidon"),
         (tensor_parallel, "poseidon"),
