@@ -19,7 +19,7 @@
 
 #include "base/buffer.h"
 #include "base/thread.h"
-#include "cpp/rendezvous/ports.h"
+#include "conformance/free_port.h"
 #include "transport/transport.h"
 #include "wire/messages/contribution.h"
 

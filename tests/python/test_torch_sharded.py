@@ -137,6 +137,55 @@ def wrapped(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     return whole(model)
 
 
+def overlapped(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """Updates that the next forward pass waits for, group by group."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = network()
+    for block in model[1:3]:
+        fully_shard(block, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    wrapper = poseidon.torch.DistributedDataParallel(model, device_mesh=mesh["replicate"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = poseidon.torch.DistributedOptimizer(optimizer, wrapper)
+    waits = 0
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(wrapper, batch(step).chunk(size)[rank]).backward()
+        optimizer.step()
+        waits += sum(type(parameter).__name__ == "WatchedDTensor" for parameter in model.parameters())
+    assert waits > 0, "every update was waited for"
+    return whole(model)
+
+
+def overlapped_and_clipped(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """The program reads and scales gradients whose exchange is not over."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model = network()
+    fully_shard(model[1], mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    wrapper = poseidon.torch.DistributedDataParallel(model, device_mesh=mesh["replicate"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = poseidon.torch.DistributedOptimizer(optimizer, wrapper)
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=False)
+        for half in batch(step).chunk(size)[rank].chunk(2):
+            (loss_of(wrapper, half) / 2).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.grad.mul_(2.0)
+            for gradient in [parameter.grad for parameter in model.parameters()]:
+                gradient.div_(2.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)
+        optimizer.step()
+    return whole(model)
+
+
 def wrapped_tensor_parallel(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -147,6 +196,25 @@ def wrapped_tensor_parallel(rank: int, size: int, backend: str) -> list[torch.Te
         parallelize_module(block, mesh["model"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     model = poseidon.torch.DistributedDataParallel(model, device_mesh=mesh["data"])
     train(model, rank // 2, 2)
+    return whole(model)
+
+
+def overlapped_tensor_parallel(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "model"))
+    model = network()
+    for block in model[1:3]:
+        parallelize_module(block, mesh["model"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    wrapper = poseidon.torch.DistributedDataParallel(model, device_mesh=mesh["data"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = poseidon.torch.DistributedOptimizer(optimizer, wrapper)
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=False)
+        for half in batch(step).chunk(2)[rank // 2].chunk(2):
+            (loss_of(wrapper, half) / 2).backward()
+        optimizer.step()
     return whole(model)
 
 
@@ -328,7 +396,10 @@ def inside(rank: int, function: Callable[..., Any], folder: str, size: int, back
         (replicas_of_accumulated_gradients, "gloo"),
         (dropped_in, "gloo"),
         (wrapped, "gloo"),
+        (overlapped, "gloo"),
+        (overlapped_and_clipped, "gloo"),
         (wrapped_tensor_parallel, "gloo"),
+        (overlapped_tensor_parallel, "gloo"),
         (pipelined, "gloo"),
         (shard_all, "poseidon"),
         (replicate, "poseidon"),

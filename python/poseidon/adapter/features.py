@@ -115,6 +115,7 @@ per_parameter: DistributedOptimizer with update='worker'
   breaks updates_in_step: makes updates that outlive their step
   instead: use the optimizer itself
 update_server: update='server'
+  needs whole_parameters: has servers that keep whole parameters
   needs kept_values: has servers that keep parameters and optimizer state
   needs dense_gradients: has servers that take dense gradients only
   needs data_everywhere: takes the hyperparameters of rank 0 in every step
@@ -145,6 +146,7 @@ max_norm: max_norm
   needs dense_gradients: needs norms, which sparse gradients do not have
   instead: leave max_norm out
 clip_previous: clip='previous'
+  needs whole_parameters: scales each gradient when it comes, by the norm of all
   needs data_everywhere: needs the norm of the step before, which a rank without data does not have
   breaks state_survives: needs the norm of the step before, which a replacement does not have
   instead: use clip='gathered'
@@ -218,6 +220,8 @@ powersgd_hook: powerSGD_hook
   instead: leave the hook out
 sharded: a model of DTensors, as fully_shard makes them
   needs own_exchange: has parts of gradients on each rank, which Poseidon exchanges
+  needs same_step: has the parts of a parameter in jobs of their own, which know nothing of each other's steps
+  breaks whole_parameters: has a part of each parameter on every rank
   instead: train a model whose parameters are whole
 # Where workers are, and what becomes of one that is lost.
 part: process_group with a part of the ranks

@@ -26,6 +26,7 @@ from poseidon.torch.tensors.compatibility import call_before_compiling, incremen
 from poseidon.torch.tensors.modes import update_mode
 from poseidon.torch.tensors.ownership import is_held, reachable, storage_of
 from poseidon.torch.tensors.pending_gradient import PendingGradient
+from poseidon.torch.tensors.shard import Shard
 from poseidon.torch.tensors.watched import Watched, Watcher, unnoticed, unwatch, watch, without_torch_function
 
 
@@ -75,7 +76,7 @@ class Flights(Watcher):
     def pending_updates(self) -> dict[torch.Tensor, int]:
         """The parameters whose update is still to be made, and the attempt in which step() was called."""
         return {
-            entry.param: pending.step.attempt for entry, pending in self._exchanges.items() if pending.step is not None
+            entry.whole: pending.step.attempt for entry, pending in self._exchanges.items() if pending.step is not None
         }
 
     def drop(self) -> None:
@@ -85,7 +86,7 @@ class Flights(Watcher):
                 entry.param.grad = None
             pending.stand_in = None  # what stands in refers to it
         for entry in [*self._exchanges, *self.overtaken]:
-            unwatch(entry.param)
+            unwatch(entry.whole)
         self._exchanges, self._units, self.overtaken = {}, {}, {}
         _FLYING.pop(self, None)
 
@@ -108,7 +109,7 @@ class Flights(Watcher):
         if pending.absent or pending.update_is_due:  # whether there will be a gradient is not known yet, or what it is
             if pending.update_is_due:
                 self._all_overtaken = False
-            watch(entry.param, self, entry)
+            watch(entry.whole, self, entry)
             return
         if pending.stand_in is None:
             self.cover(pending)
@@ -136,7 +137,7 @@ class Flights(Watcher):
         self._all_overtaken = False
         for pending in exchanges:
             pending.step = step
-            watch(pending.entry.param, self, pending.entry)
+            watch(pending.entry.whole, self, pending.entry)
         self.settle_exposed([pending.entry for pending in exchanges])
 
     def settle_exposed(self, entries: Sequence[SyncedParameter]) -> None:
@@ -150,9 +151,12 @@ class Flights(Watcher):
             own = Counter[int]()  # holders that are exchanges
             for entry, pending in self._exchanges.items():
                 own[storage_of(entry.param)] += pending.holders_of_parameter
-            params = [entry.param for entry in entries]
+            params = [entry.param for entry in entries if not isinstance(entry.param, Shard)]
             shared = set(reachable(params, (entry.param for entry in self._entries), own))
             shared.update(filter(is_held, params))
+            shared.update(
+                entry.param for entry in entries if isinstance(entry.param, Shard) and entry.param.is_exposed()
+            )
             exposed = [entry for entry in entries if entry.param in shared or not entry.lies_in_own_memory()]
         if not exposed:
             return
@@ -192,7 +196,7 @@ class Flights(Watcher):
 
     def compiling(self) -> None:
         """Settles what is in flight: torch.compile is about to look at a function, perhaps at one of the model."""
-        if not self.is_trainer() or not any(isinstance(entry.param, Watched) for entry in self._entries):
+        if not self.is_trainer() or not any(isinstance(entry.whole, Watched) for entry in self._entries):
             return
         self.is_compiled = True
         self.make_ready(self._entries)
@@ -236,7 +240,7 @@ class Flights(Watcher):
             self._units.pop(pending.entry.unit, None)
             if pending.update_is_due and pending.value is None:  # no rank had a gradient: it stays as it was
                 self.overtaken.pop(pending.entry, None)
-        with unnoticed(pending.entry.param for pending in exchanges):
+        with unnoticed(pending.entry.whole for pending in exchanges):
             for step in dict.fromkeys(pending.step for pending in exchanges if pending.step is not None):
                 step.apply([pending for pending in exchanges if pending.step is step])
         if self.priorities is None or not self.priorities.recording_now:
@@ -280,7 +284,7 @@ class Flights(Watcher):
             with self._recording(priorities):
                 yield
             return
-        self.make_ready(entry for entry in self._entries if entry.param in opaque)
+        self.make_ready(entry for entry in self._entries if entry.whole in opaque)
         self.overtake(by_forward=True)
         yield
 
@@ -291,7 +295,7 @@ class Flights(Watcher):
             yield
             return
         for entry in self._entries:
-            watch(entry.param, self, entry)
+            watch(entry.whole, self, entry)
         ended_well = False
         try:
             yield
@@ -305,7 +309,7 @@ class Flights(Watcher):
     def _evaluation(self) -> Iterator[None]:
         """Around one without gradients: all is in place, and no parameter is watched, which fused paths would avoid."""
         self.settle()
-        with unnoticed(entry.param for entry in self.overtaken):
+        with unnoticed(entry.whole for entry in self.overtaken):
             yield
 
     def overtake(self, by_forward: bool) -> None:
@@ -327,7 +331,7 @@ class Flights(Watcher):
             self.priorities.note_use(entries)
         self._see(entries)
         for entry in entries:
-            unwatch(entry.param)
+            unwatch(entry.whole)
 
     def taken(self, entry: SyncedParameter) -> None:
         """As a `Watcher`: someone has taken the parameter out of its module."""
@@ -338,7 +342,7 @@ class Flights(Watcher):
         else:
             self.overtaken.pop(entry, None)
         if not use_to_come:
-            unwatch(entry.param)
+            unwatch(entry.whole)
 
     @torch._disable_dynamo
     def _see(self, entries: Sequence[SyncedParameter]) -> None:
@@ -351,7 +355,7 @@ class Flights(Watcher):
     def _release(self, entry: SyncedParameter) -> None:
         """Stops watching the parameter, unless there is a reason of its own."""
         if entry not in self._exchanges and entry not in self.overtaken:
-            unwatch(entry.param)
+            unwatch(entry.whole)
 
     def gradient_wanted(self, entry: SyncedParameter) -> None:
         """As a `Watcher`: the parameter's `.grad` is about to be read."""

@@ -194,7 +194,7 @@ class UpdateExchange(PendingExchange):
 
     def arrive(self, stats: _core.LayerStats, transfer: Transfer) -> None:
         assert self.entry.stored is not None
-        with unnoticed([self.entry.param]):
+        with unnoticed([self.entry.whole]):
             super().arrive(stats, transfer)
             self.entry.stored.received()
 

@@ -23,6 +23,7 @@ from poseidon.torch.model.passes import Mode
 from poseidon.torch.model.stored_parameter import StoredParameter
 from poseidon.torch.tensors.ownership import is_allocated, is_shared
 from poseidon.torch.tensors.pending_gradient import GradientGone, PendingGradient
+from poseidon.torch.tensors.shard import Shard
 from poseidon.torch.tensors.watched import Watcher, raw_grad, unwatch, watch
 
 _DENSE_EXCHANGES = 16
@@ -67,6 +68,7 @@ class SyncedParameter(SyncedLayer):
         connected = all(isinstance(part, nn.Linear) for part in owners)
         super().__init__(facts, wishes, rules, tuple(param.shape), connected)
         self.param = param
+        self.whole: Any = param.whole if isinstance(param, Shard) else param  # as its module and optimizers have it
         self.owners = owners  # the modules that have it as a parameter of their own
         self.form = form_of(param, facts.gives_rows == "sparse", self.row_gradient)  # of what is exchanged
         self.layout = self.form.layout
@@ -90,11 +92,6 @@ class SyncedParameter(SyncedLayer):
         self._node: Any = None
         self._hook: Any = None
         self._prehook: Any = None
-
-    @property
-    def whole(self) -> Any:
-        """The parameter as its module and optimizers have it: `param`, or the DTensor of which that is a part."""
-        return getattr(self.param, "whole", self.param)
 
     def lies_in_own_memory(self) -> bool:
         """Whether PyTorch has allocated the parameter's memory, for this process alone.
@@ -406,12 +403,12 @@ class Rereads(Watcher):
     def watch(self, entry: SyncedParameter) -> None:
         """The update of this parameter has begun."""
         self._watched.append(entry)
-        watch(entry.param, self, entry)
+        watch(entry.whole, self, entry)
 
     def end(self) -> None:
         """The backward pass is over, and all updates are in place."""
         for entry in self._watched:
-            unwatch(entry.param)
+            unwatch(entry.whole)
         self._watched.clear()
         self.apart = self._seen
 
@@ -420,7 +417,7 @@ class Rereads(Watcher):
     def used(self, entries: Sequence[SyncedParameter]) -> None:
         """Their values are needed now."""
         for entry in entries:
-            unwatch(entry.param)
+            unwatch(entry.whole)
         if torch._C._current_graph_task_id() == -1:  # after a backward that has failed
             return
         self._seen = True

@@ -20,6 +20,7 @@ from poseidon.adapter.control import Control
 from poseidon.adapter.replica_check import Parameters, ReplicaCheck, processor_name
 from poseidon.torch.tensors.memory import host_bytes
 from poseidon.torch.tensors.modes import update_mode
+from poseidon.torch.tensors.shard import Shard
 from poseidon.torch.tensors.watched import unnoticed
 
 _PIECE = 1 << 22  # elements on a device whose digest is taken at once, so that it takes little memory
@@ -94,7 +95,7 @@ class Replica(Unwatched, Parameters):
         if module is None or not self._check.wants_update or self.paused() or not self._check.confirms():
             return
         params = list(module.parameters())
-        known = set(params)
+        known = {param.whole if isinstance(param, Shard) else param for param in params}
         if any(param in known for group in optimizer.param_groups for param in group["params"]):
             self._settle()
             with update_mode(params[0].device), unnoticed(params):

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
-import torch
 from torch import nn
 
 from poseidon.errors import InvalidArgument
-from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.model.passes import Mode
+from poseidon.torch.tensors.shard import Shard
 
 
 def dtensors(module: nn.Module) -> dict[str, Any]:
@@ -26,25 +24,6 @@ def dtensors(module: nn.Module) -> dict[str, Any]:
     kinds: Any = tuple(getattr(home, "DTensor") for home in homes if hasattr(home, "DTensor"))  # noqa: B009
     found = module.named_parameters(remove_duplicate=False) if kinds else ()
     return {name: param for name, param in found if isinstance(param, kinds)}
-
-
-class Shard(nn.Parameter):
-    """This rank's part of a DTensor, in the same memory."""
-
-    whole: Any
-    """The DTensor."""
-
-    @staticmethod
-    def of(name: str, whole: Any) -> Shard:
-        """InvalidArgument, naming the parameter, for a DTensor of which no rank has a part."""
-        if any(placement.is_partial() for placement in whole.placements):
-            raise InvalidArgument(
-                f"parameter {name} is a DTensor with placements {whole.placements}, of which no rank has a part: "
-                "redistribute it first"
-            )
-        shard = Shard(whole._local_tensor.detach(), whole.requires_grad)
-        shard.whole = whole
-        return shard
 
 
 class LocalShards(nn.Module):
@@ -134,58 +113,12 @@ class _Wrapper(nn.Module):
         self.module = module
 
 
-class ShardedGradients:
-    """Takes the gradients of DTensors to the parts that exchange them, and back.
-
-    FSDP and autograd tell of each by the same hook, once it is in `.grad`. A part has a gradient only while it is
-    exchanged. Used from the thread that runs backward.
-    """
-
-    def __init__(self, shards: LocalShards, entries: Sequence[SyncedParameter], mode: Callable[[], Mode]) -> None:
-        self._mode = mode  # of the backward pass that runs now
-        self._groups = _fsdp_groups(shards)
-        self._params: dict[SyncedParameter, Any] = {}
-        for entry in entries:
-            param = entry.whole
-            if not isinstance(entry.param, Shard):
-                continue
-            _check_hooks(entry.name, param)
-            self._params[entry] = param
-            param.register_post_accumulate_grad_hook(_Hook(self, entry))
-
-    def arrived(self, entry: SyncedParameter, param: Any) -> None:
-        """The gradient is in `param.grad`."""
-        _check_hooks(entry.name, param, own=1)
-        grad = param.grad
-        group = self._groups.get(param)
-        if grad is None or self._mode() is Mode.OTHERS or (group is not None and not group.all_reduce_grads):
-            return
-        if tuple(grad.placements) != tuple(param.placements):  # tensor parallelism leaves sums that nobody has made
-            param.grad = grad = grad.redistribute(placements=param.placements)
-        entry.before_accumulation((None,))
-        entry.param.grad = grad._local_tensor
-        entry.after_accumulation((None,))
-        if self._mode() is Mode.LOCAL:
-            entry.param.grad = None
-
-    def finish(self, *_: Any) -> None:
-        """All exchanges of a backward pass are over: `.grad` of each DTensor is what came of it."""
-        for entry, param in self._params.items():
-            part, entry.param.grad = entry.param.grad, None
-            if part is None:
-                continue
-            if param.grad is None:
-                param.grad = _like(param, part)
-            elif param.grad._local_tensor.data_ptr() != part.data_ptr():
-                param.grad._local_tensor.copy_(part)
-
-
 def _fsdp_modules(whole: nn.Module | None) -> list[Any]:
     """The modules that `fully_shard` was called on."""
     return [part for part in (() if whole is None else whole.modules()) if hasattr(part, "_get_fsdp_state")]
 
 
-def _fsdp_groups(shards: LocalShards) -> dict[Any, Any]:
+def fsdp_groups(shards: LocalShards) -> dict[Any, Any]:
     """FSDP's groups, which may be told not to exchange gradients between replicas, by parameter."""
     states = [part._get_fsdp_state() for part in _fsdp_modules(shards.whole)]
     # torch before 2.10 has one group in each module
@@ -196,32 +129,3 @@ def _fsdp_groups(shards: LocalShards) -> dict[Any, Any]:
         for group in (state._fsdp_param_groups if many else [state._fsdp_param_group])
     ]
     return {one.sharded_param: group for group in groups if group is not None for one in group.fsdp_params}
-
-
-class _Hook:
-    """What is called with a DTensor when its gradient is there. It keeps no model alive."""
-
-    def __init__(self, gradients: ShardedGradients, entry: SyncedParameter) -> None:
-        self._gradients, self._entry = weakref.ref(gradients), weakref.ref(entry)
-
-    def __call__(self, param: Any) -> None:
-        gradients, entry = self._gradients(), self._entry()
-        if gradients is not None and entry is not None:
-            gradients.arrived(entry, param)
-
-
-def _check_hooks(name: str, param: Any, own: int = 0) -> None:
-    """Other hooks of the same kind would see the gradient before it is the mean over the replicas."""
-    if len(getattr(param, "_post_accumulate_grad_hooks", None) or {}) > own:
-        raise InvalidArgument(
-            f"parameter {name} has a hook by register_post_accumulate_grad_hook(), which would see this rank's own "
-            "gradient: use the gradient after backward()"
-        )
-
-
-def _like(param: Any, part: torch.Tensor) -> Any:
-    """A DTensor like `param` whose part on this rank is `part`."""
-    kind: Any = type(param.data)
-    return kind.from_local(
-        part, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
-    )

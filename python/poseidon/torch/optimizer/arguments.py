@@ -73,7 +73,7 @@ def features_of(
     found = Features(within=model.features)
     given = {param for group in optimizer.param_groups for param in group["params"]}
     for entry in model.entries:
-        if entry.form.is_sparse and entry.param in given:
+        if entry.form.is_sparse and entry.whole in given:
             found.add("sparse", entry.name)
     for name, value in values.items():
         if value is not None:

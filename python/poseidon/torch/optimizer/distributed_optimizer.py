@@ -207,7 +207,7 @@ class DistributedOptimizer(OptimizerWrapper):
         return entry.updater is not None and entry.updater is self._worker
 
     def _entries_in(self, params: Sequence[torch.Tensor]) -> list[SyncedParameter]:
-        synced: dict[torch.Tensor, SyncedParameter] = {entry.param: entry for entry in self.model.synced_parameters}
+        synced: dict[torch.Tensor, SyncedParameter] = {entry.whole: entry for entry in self.model.synced_parameters}
         entries = [synced[param] for param in params if param in synced]
         for entry in entries:
             entry.check_free()
@@ -271,7 +271,7 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _check_has_all(self, sync: Synchronizer) -> None:
         own = {param for group in self.param_groups for param in group["params"]}
-        other = next((entry.name for entry in sync.entries if entry.param not in own), None)
+        other = next((entry.name for entry in sync.entries if entry.whole not in own), None)
         if other is not None:
             raise InvalidArgument(
                 f"missed_steps() would leave parameter {other} behind, which another optimizer updates: use one "

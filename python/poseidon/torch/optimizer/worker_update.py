@@ -22,6 +22,7 @@ from poseidon.torch.optimizer.succession import Tenure
 from poseidon.torch.optimizer.undo import UpdateUndo
 from poseidon.torch.optimizer.wrapper import loss_of
 from poseidon.torch.tensors.pending_gradient import PendingGradient
+from poseidon.torch.tensors.shard import Shard
 from poseidon.torch.tensors.watched import raw_grad
 
 
@@ -58,13 +59,16 @@ class PendingStep:
 
     def apply(self, exchanges: Sequence[PendingExchange]) -> None:
         """Updates the parameters whose exchanges have landed."""
-        ready = {pending.entry.param: pending.value for pending in exchanges if pending.value is not None}
+        ready = {pending.entry: pending.value for pending in exchanges if pending.value is not None}
         if not ready:
             return
-        cleared = {param: param.grad for param, value in ready.items() if param.grad is not value}
-        for param in cleared:
-            param.grad = ready[param]
-        self.update(ready)
+        cleared = {entry.param: entry.param.grad for entry, value in ready.items() if entry.param.grad is not value}
+        for entry, value in ready.items():
+            if entry.param in cleared:
+                entry.param.grad = value
+            if isinstance(entry.param, Shard):
+                entry.param.show()
+        self.update(entry.whole for entry in ready)
         for param, grad in cleared.items():
             param.grad = grad
         for pending in exchanges:
@@ -113,13 +117,13 @@ class WorkerUpdate:
         self._bring_gradients_of_others(self._in_flight())
         clipping = None if self._clipping is None else self._clipping.begin_step(self._optimizer.param_groups)
         members = dict.fromkeys(param for group in self._optimizer.param_groups for param in group["params"])
-        due = [pending for entry, pending in self._in_flight().items() if entry.param in members and pending.kept]
+        due = [pending for entry, pending in self._in_flight().items() if entry.whole in members and pending.kept]
         if not due and clipping is None and self.undo is None:
             plain_step(self._optimizer)
             return
         attempt = 0 if self._sync is None else self._sync.layers.attempt
         step = PendingStep(self._optimizer, clipping, attempt, self.undo)
-        later = {pending.entry.param for pending in due}
+        later = {pending.entry.whole for pending in due}
         step.update(param for param in members if param not in later and param.grad is not None)
         if self._sync is not None:
             self._sync.flights.postpone(due, step)

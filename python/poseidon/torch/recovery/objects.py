@@ -91,7 +91,7 @@ class TrainingObjects(TrainingState):
                 raise InvalidArgument(
                     f"Recovery was not given the DistributedOptimizer that updates {entry.name}: give it that, too"
                 )
-            if stray is None and entry.param not in given:
+            if stray is None and entry.whole not in given:
                 stray = entry.name
         if stray is not None:
             warnings.warn(

@@ -59,6 +59,10 @@ class PendingGradient(torch.Tensor):
             self.value = self._resolve(self)
         return self.value
 
+    def zeroes_later(self) -> bool:
+        """Notes that it is to be zeros, if that needs no values now; whether it did."""
+        return self._zero_later is not None and self._zero_later()
+
     @classmethod
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -95,7 +99,7 @@ def _blank(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch
 
 
 def _zeroes_later(value: Any) -> bool:
-    return isinstance(value, PendingGradient) and value._zero_later is not None and value._zero_later()
+    return isinstance(value, PendingGradient) and value.zeroes_later()
 
 
 def _resolved(value: Any) -> Any:

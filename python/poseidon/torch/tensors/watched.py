@@ -42,7 +42,16 @@ _PARAMETER_METADATA: frozenset[Any] = METADATA.union(
 without_torch_function = torch._C.DisableTorchFunctionSubclass
 """Context in which tensors of subclasses are treated as plain ones."""
 
-_raw_grad: Any = torch.Tensor.grad
+plain_grad: Any = torch.Tensor.grad
+"""The attribute `.grad` of PyTorch's tensors, whatever a class makes of it."""
+
+
+class Linked:
+    """A parameter whose gradient another tensor shows."""
+
+    def take_in(self) -> None:
+        """Makes what stands in the `.grad` of the other one the gradient of this one, if it is not."""
+        raise NotImplementedError
 
 
 class Owned(Protocol):
@@ -105,7 +114,7 @@ class Watched(nn.Parameter):
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
         with without_torch_function():
-            _raw_grad.__set__(self, value)
+            plain_grad.__set__(self, value)
         if (told := _told(self)) is not None:
             told[0].gradient_replaced(told[1])
 
@@ -186,7 +195,20 @@ def _unwatch_table(module: nn.Module) -> None:
 def _watched_class(kind: type) -> type:
     for function in (Watched.__torch_function__.__func__, WatchedTable.__getitem__):  # type: ignore[attr-defined]
         leave_uncompiled(function)
-    return type(f"Watched{kind.__name__}", (Watched, kind), {"_poseidon_class": kind})
+    past = {name: _touching(name) for name in _PAST_DISPATCH if hasattr(kind, name)}
+    return type(f"Watched{kind.__name__}", (Watched, kind), {"_poseidon_class": kind, **past})
+
+
+# Methods of a DTensor that PyTorch does not ask `__torch_function__` about.
+_PAST_DISPATCH = ("to_local", "full_tensor", "redistribute")
+
+
+def _touching(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        touch(self)
+        return getattr(self, name)(*args, **kwargs)
+
+    return method
 
 
 def watch(param: Any, watcher: Watcher, entry: Owned) -> None:
@@ -259,5 +281,7 @@ def _watched_in(value: Any) -> Iterable[Watched]:
 
 def raw_grad(param: torch.Tensor) -> torch.Tensor | None:
     """What `.grad` holds, without telling anybody."""
+    if isinstance(param, Linked):
+        param.take_in()
     with without_torch_function():
-        return _raw_grad.__get__(param)
+        return plain_grad.__get__(param)  # type: ignore[no-any-return]

@@ -32,7 +32,7 @@ class EmptySteps:
     def __init__(self, sync: Synchronizer, rank: int, paused: Callable[[], bool]) -> None:
         self._sync = weakref.ref(sync)
         self._rank, self._paused = rank, paused
-        self._params = {entry.param for entry in sync.entries}
+        self._params = {entry.whole for entry in sync.entries}
         self._seen: weakref.WeakKeyDictionary[Optimizer, int] = (
             weakref.WeakKeyDictionary()
         )  # exchanges at its last step
@@ -87,7 +87,7 @@ class OptimizersInBackward:
     """
 
     def __init__(self, entries: Sequence[SyncedParameter]) -> None:
-        self._params = [entry.param for entry in entries if hasattr(entry.param, "_in_backward_optimizers")]
+        self._params = [entry.whole for entry in entries if hasattr(entry.whole, "_in_backward_optimizers")]
         if not self._params:
             return
         taken = next((entry.name for entry in entries if entry.updater is not None or entry.on_servers), None)

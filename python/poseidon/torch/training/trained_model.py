@@ -27,14 +27,14 @@ from poseidon.torch.exchange.comm_hooks import SCHEME as POWERSGD
 from poseidon.torch.exchange.comm_hooks import HookedTransfer, PowerSGDHook, is_open
 from poseidon.torch.exchange.mover import make_transfer
 from poseidon.torch.exchange.runs import BackwardRun
+from poseidon.torch.exchange.sharded_gradients import ShardedGradients
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import collect_parameters, describe
 from poseidon.torch.model.collector import collector_paused
 from poseidon.torch.model.parameters import SyncedParameter
-from poseidon.torch.model.passes import Mode
 from poseidon.torch.model.replica import Replica, Unwatched
-from poseidon.torch.model.shards import LocalShards, ShardedGradients, dtensors
+from poseidon.torch.model.shards import LocalShards, dtensors
 from poseidon.torch.process.context import check_joins
 from poseidon.torch.process.process_groups import default_group
 from poseidon.torch.training.buffers import ModelBuffers
@@ -110,8 +110,8 @@ class TrainedModel:
         if here.features.keeps(SAME_STEP):
             self._empty_steps = EmptySteps(sync, here.rank, _while_alive(self._is_in_join))
         if self._shards is not None:
-            self._sharded = ShardedGradients(self._shards, self.entries, _mode_of(sync))
-            sync.runs.on_over.insert(0, self._sharded.finish)
+            self._sharded = ShardedGradients(self._shards, self.entries, sync)
+            sync.runs.on_over.insert(0, self._sharded.show)
         if here.recovers and self._sends_buffers:
             # Not before the next forward: whoever has made a step has rank 0's buffers then, should rank 0 be lost.
             sync.before_results = partial(_while_alive(self.broadcast_buffers), 0, root_waits=True)
@@ -379,16 +379,6 @@ def _while_alive(method: Callable[..., Any]) -> Callable[..., Any]:
         return None if (found := reference()) is None else found(*args, **named)
 
     return call
-
-
-def _mode_of(sync: Synchronizer) -> Callable[[], Mode]:
-    reference = weakref.ref(sync)
-
-    def mode() -> Mode:
-        found = reference()
-        return Mode.OTHERS if found is None else found.mode
-
-    return mode
 
 
 def _check_entries(entries: list[SyncedParameter]) -> None:

@@ -1,0 +1,87 @@
+"""One rank's part of a DTensor, as a parameter of its own.
+
+The part lies in the DTensor's memory. Its gradient is what is exchanged, and has memory of its own. The DTensor's
+`.grad` shows it: a stand-in that makes a DTensor of it once somebody needs the values. What the program puts there
+becomes the part's gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from poseidon.errors import InvalidArgument
+from poseidon.torch.tensors.ownership import holders
+from poseidon.torch.tensors.pending_gradient import PendingGradient
+from poseidon.torch.tensors.watched import Linked, plain_grad, raw_grad
+
+
+class Shard(Linked, nn.Parameter):
+    """This rank's part of a DTensor, `whole`. Used from the thread that trains or runs backward."""
+
+    whole: Any
+    _holder_count: int  # tensors that have its memory, before the program trains
+    _shown: Any  # what stands in the DTensor's `.grad` for the gradient of this part
+
+    @staticmethod
+    def of(name: str, whole: Any) -> Shard:
+        """The part of the parameter of this name. InvalidArgument for a DTensor of which no rank has a part."""
+        if any(placement.is_partial() for placement in whole.placements):
+            raise InvalidArgument(
+                f"parameter {name} is a DTensor with placements {whole.placements}, of which no rank has a part: "
+                "redistribute it first"
+            )
+        shard = Shard(whole._local_tensor.detach(), whole.requires_grad)
+        shard.whole, shard._shown = whole, None
+        shard._holder_count = holders(shard)
+        return shard
+
+    @property
+    def grad(self) -> torch.Tensor | None:  # type: ignore[override]
+        return raw_grad(self)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        plain_grad.__set__(self, value)
+        self._shown = None if value is None else self._stand_in(value)
+        self.whole.grad = self._shown
+
+    def take_in(self) -> None:
+        shown = raw_grad(self.whole)
+        if shown is not self._shown:  # the program, FSDP or autograd has put it there
+            plain_grad.__set__(self, None if shown is None else shown._local_tensor)  # type: ignore[attr-defined]
+            self._shown = shown
+
+    def is_exposed(self) -> bool:
+        """Whether others have its memory than the DTensor and FSDP had when this was made."""
+        return holders(self) > self._holder_count
+
+    def show(self) -> None:
+        """Makes the DTensor's `.grad` a DTensor, for code that is not to meet a stand-in. It waits for the gradient."""
+        self.take_in()
+        if isinstance(self._shown, PendingGradient):
+            self._shown.resolve()
+
+    def own(self) -> None:
+        """Gives the gradient memory of its own: FSDP makes parts of one tensor of those of several parameters."""
+        grad = raw_grad(self)
+        self.grad = None if grad is None else grad.clone()
+
+    def _stand_in(self, value: torch.Tensor) -> PendingGradient:
+        zero_later = value.zeroes_later if isinstance(value, PendingGradient) else None
+        return PendingGradient.make(self.whole, self._resolve, zero_later)
+
+    def _resolve(self, stand_in: PendingGradient) -> torch.Tensor:
+        value = plain_grad.__get__(self)
+        if isinstance(value, PendingGradient):
+            value = value.resolve()
+        whole = self.whole
+        kind: Any = type(whole.data)
+        made = kind.from_local(
+            value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+        )
+        if raw_grad(whole) is self._shown:
+            self._shown = whole.grad = made
+        return made  # type: ignore[no-any-return]
