@@ -17,7 +17,9 @@ from poseidon.options import BY_NAME, Settings
 from poseidon.schemes import SCHEME_CHOICES
 from poseidon.torch.model.factors import computes_plainly
 from poseidon.torch.model.parameters import SyncedParameter
+from poseidon.torch.model.sharded_parameter import ShardedParameter
 from poseidon.torch.tensors.memory import DTYPE_NAMES
+from poseidon.torch.tensors.shard import Shard
 from poseidon.version import VERSION
 
 
@@ -53,7 +55,8 @@ def collect_parameters(
         facts = facts_of(name, param, bool(linears), _rows_of(param, own))
         modules = tuple(part for part, _, _ in own)
         modules = alike.setdefault(modules, modules)
-        entries.append(SyncedParameter(param, facts, wishes, rules, modules, linears))
+        kind = ShardedParameter if isinstance(param, Shard) else SyncedParameter
+        entries.append(kind(param, facts, wishes, rules, modules, linears))
     for one in (schemes, formats, allowances):
         one.check_used()
     return entries

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from torch import nn
 
 from poseidon.errors import InvalidArgument
+from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.shard import Shard
+from poseidon.torch.tensors.watched import raw_grad, touch
 
 
 def dtensors(module: nn.Module) -> dict[str, Any]:
@@ -52,6 +54,18 @@ class LocalShards(nn.Module):
         for name, buffer in whole.named_buffers(remove_duplicate=False):
             self._buffers[name] = buffer
         self._wrapper = [_Wrapper(self)]  # not a module of this one
+        for group in _fsdp_groups(whole):
+            for one in group.fsdp_params:
+                self._shards[one.sharded_param].group = group
+            if not isinstance(group.unshard, _Before):
+                # It gathers the parts past PyTorch's dispatch: updates of them that are due come first.
+                group.unshard = _Before(group, "unshard", touch)
+                group.post_backward = _Before(group, "post_backward", _resolve)
+
+    def show_gradients(self, *_: Any) -> None:
+        """All exchanges of a backward pass are over: whoever looks at `.grad` of a DTensor sees a DTensor."""
+        for shard in self._shards.values():
+            shard.show()
 
     @property
     def wrapper(self) -> nn.Module:
@@ -118,14 +132,34 @@ def _fsdp_modules(whole: nn.Module | None) -> list[Any]:
     return [part for part in (() if whole is None else whole.modules()) if hasattr(part, "_get_fsdp_state")]
 
 
-def fsdp_groups(shards: LocalShards) -> dict[Any, Any]:
-    """FSDP's groups, which may be told not to exchange gradients between replicas, by parameter."""
-    states = [part._get_fsdp_state() for part in _fsdp_modules(shards.whole)]
+def _fsdp_groups(whole: nn.Module) -> list[Any]:
+    """FSDP's groups of parameters of a module."""
+    states = [part._get_fsdp_state() for part in _fsdp_modules(whole)]
     # torch before 2.10 has one group in each module
     several = [hasattr(state, "_fsdp_param_groups") for state in states]
-    groups = [
+    found = [
         group
         for state, many in zip(states, several, strict=True)
         for group in (state._fsdp_param_groups if many else [state._fsdp_param_group])
     ]
-    return {one.sharded_param: group for group in groups if group is not None for one in group.fsdp_params}
+    return [group for group in found if group is not None]
+
+
+class _Before:
+    """Stands in the place of a method of one of FSDP's groups: calls `first` with the group's DTensors, and then it."""
+
+    def __init__(self, group: Any, name: str, first: Callable[[list[Any]], None]) -> None:
+        self._method, self._first = getattr(group, name), first
+        self._params = [one.sharded_param for one in group.fsdp_params]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._first(self._params)
+        return self._method(*args, **kwargs)
+
+
+def _resolve(params: list[Any]) -> None:
+    """FSDP is about to add to these DTensors' gradients, and takes DTensors alone."""
+    for param in params:
+        grad = raw_grad(param)
+        if isinstance(grad, PendingGradient):
+            grad.resolve()

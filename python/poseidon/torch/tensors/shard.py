@@ -22,6 +22,9 @@ class Shard(Linked, nn.Parameter):
     """This rank's part of a DTensor, `whole`. Used from the thread that trains or runs backward."""
 
     whole: Any
+    group: Any
+    """FSDP's group that the DTensor is in, if any. It may be told not to exchange gradients between replicas."""
+
     _holder_count: int  # tensors that have its memory, before the program trains
     _shown: Any  # what stands in the DTensor's `.grad` for the gradient of this part
 
@@ -34,7 +37,7 @@ class Shard(Linked, nn.Parameter):
                 "redistribute it first"
             )
         shard = Shard(whole._local_tensor.detach(), whole.requires_grad)
-        shard.whole, shard._shown = whole, None
+        shard.whole, shard.group, shard._shown = whole, None, None
         shard._holder_count = holders(shard)
         return shard
 

@@ -27,7 +27,6 @@ from poseidon.torch.exchange.comm_hooks import SCHEME as POWERSGD
 from poseidon.torch.exchange.comm_hooks import HookedTransfer, PowerSGDHook, is_open
 from poseidon.torch.exchange.mover import make_transfer
 from poseidon.torch.exchange.runs import BackwardRun
-from poseidon.torch.exchange.sharded_gradients import ShardedGradients
 from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import collect_parameters, describe
@@ -110,8 +109,7 @@ class TrainedModel:
         if here.features.keeps(SAME_STEP):
             self._empty_steps = EmptySteps(sync, here.rank, _while_alive(self._is_in_join))
         if self._shards is not None:
-            self._sharded = ShardedGradients(self._shards, self.entries, sync)
-            sync.runs.on_over.insert(0, self._sharded.show)
+            sync.runs.on_over.insert(0, self._shards.show_gradients)
         if here.recovers and self._sends_buffers:
             # Not before the next forward: whoever has made a step has rank 0's buffers then, should rank 0 be lost.
             sync.before_results = partial(_while_alive(self.broadcast_buffers), 0, root_waits=True)
