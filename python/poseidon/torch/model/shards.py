@@ -38,6 +38,7 @@ class LocalShards(nn.Module):
         """InvalidArgument, naming the parameter, for a DTensor that has no part of its own on this rank."""
         super().__init__()
         self._whole = weakref.ref(whole)  # not a module of this one
+        self.written()  # in place of its DTensors FSDP may have left the parameters that it has gathered
         sharded = dtensors(whole)
         self._shards: dict[Any, Shard] = {}
         for name, param in whole.named_parameters(remove_duplicate=False):
@@ -78,7 +79,7 @@ class LocalShards(nn.Module):
         return self._whole()
 
     def written(self) -> None:
-        """The parts have been written to: what FSDP has gathered of them is past."""
+        """Frees what FSDP has gathered, which is past when the parts have been written to."""
         for part in _fsdp_modules(self.whole):
             part.reshard()
 
