@@ -304,6 +304,39 @@ def test_replicas_that_are_averaged_are_those_of_one_process(tmp_path: Path) -> 
     check_same(run(TEAM, averaged, tmp_path), averaged_alone())
 
 
+def wide_network() -> nn.Sequential:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(64, 2048), nn.ReLU(), nn.Linear(2048, 64))
+
+
+def train_wide(model: nn.Module, part: int, parts: int) -> None:
+    optimizer = momentum_sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(step))
+        (model(x.chunk(parts)[part]) ** 2).mean().backward()
+        optimizer.step()
+
+
+def factors_of_parts(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """A layer cut by columns and one cut by rows: what is cheaper travels as factors, as of a whole layer."""
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = mesh_of("data", "model")
+    model = parallelize_module(wide_network(), mesh["model"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    wrapper = poseidon.DistributedDataParallel(model, device_mesh=mesh["data"])
+    train_wide(wrapper, rank // 2, 2)
+    plan = {row.layer: row for row in wrapper.plan()}
+    assert plan["0.weight"].scheme == plan["2.weight"].scheme == "sfb", plan
+    return parameters_of(model)
+
+
+def test_layers_that_are_cut_give_factors(tmp_path: Path) -> None:
+    model = wide_network()
+    train_wide(model, 0, 1)
+    check_same(run(TEAM, factors_of_parts, tmp_path), [parameter.detach() for parameter in model.parameters()])
+
+
 def refuse(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     mesh = mesh_of(*MACHINES)
     model, over_both = sharded(mesh["shard"]), sharded(mesh)

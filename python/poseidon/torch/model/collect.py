@@ -15,9 +15,11 @@ from poseidon.adapter.wishes import Wishes
 from poseidon.errors import InvalidArgument
 from poseidon.options import BY_NAME, Settings
 from poseidon.schemes import SCHEME_CHOICES
+from poseidon.torch.model.cut_linear import gives_factors
 from poseidon.torch.model.factors import computes_plainly
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.sharded_parameter import ShardedParameter
+from poseidon.torch.model.shards import LocalShards
 from poseidon.torch.tensors.memory import DTYPE_NAMES
 from poseidon.torch.tensors.shard import Shard
 from poseidon.version import VERSION
@@ -36,7 +38,7 @@ def collect_parameters(
     Without a `scheme`, `wire` or `lossy` the settings' are taken. Raises InvalidArgument naming the parameter or module
     that cannot be synchronized.
     """
-    owners = _owners(module)
+    owners = _owners(module.whole if isinstance(module, LocalShards) else module)
     alike: dict[tuple[nn.Module, ...], tuple[nn.Module, ...]] = {}  # the modules of most parameters are those of others
     schemes = Wishes("scheme", SCHEME_CHOICES, scheme, settings.scheme)
     formats = Wishes("wire format", BY_NAME["wire"].choices, wire, settings.wire)
@@ -46,7 +48,7 @@ def collect_parameters(
     entries = []
     for name, param in module.named_parameters():
         # Choosing also for frozen ones lets a pattern that names only these pass.
-        own = owners[param]
+        own = owners[param.whole if isinstance(param, Shard) else param]
         names = [full for _, _, full in own]
         wishes = wishes_of(schemes.of(names), formats.of(names), lossy=allowances.of(names))
         if not param.requires_grad or name in ignored or param.numel() == 0:
@@ -122,6 +124,8 @@ def _is_table(param: nn.Parameter, owners: list[_Owner]) -> bool:
 
 def _capturing_linears(param: nn.Parameter, owners: list[_Owner]) -> Sequence[nn.Linear]:
     """The Linear modules whose weight `param` is, if all its owners are such; else none."""
+    if isinstance(param, Shard) and not gives_factors(param):
+        return ()
     linears = [
         part
         for part, attribute, _ in owners

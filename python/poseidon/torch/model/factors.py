@@ -18,8 +18,10 @@ from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 from poseidon.torch.model.compiled import compiled_forward
+from poseidon.torch.model.cut_linear import cut_linear
 from poseidon.torch.model.linear_calls import TORCHS_LINEAR, FactorTaker, cast, compute, fits, is_plain
 from poseidon.torch.tensors.pending_gradient import PendingGradient
+from poseidon.torch.tensors.shard import Shard
 from poseidon.torch.tensors.watched import touch
 
 _TORCHS_FORWARD = nn.Linear.forward
@@ -179,6 +181,10 @@ def _forward(module: nn.Linear, input: torch.Tensor) -> torch.Tensor:
         return F.linear(input, module.weight, module.bias)
     weight, bias = module.weight, module.bias
     touch((weight, bias))  # the Function below would do so where updates are no longer in place
+    if isinstance(taker.param, Shard):
+        if weight is taker.param.whole and _is_plain_call(taker, weight, bias):
+            return cut_linear(taker, input, weight, bias)
+        return F.linear(input, weight, bias)
     if not _capturable(taker, input, weight, bias):
         return F.linear(input, weight, bias)
     input = cast(input)
@@ -192,13 +198,16 @@ def _capturable(entry: FactorTaker, input: torch.Tensor, weight: torch.Tensor, b
 
     The answer must not depend on when the call is made: a checkpoint makes it again, and compares what both save.
     """
-    if weight is not entry.param or not weight.requires_grad or not torch.is_grad_enabled():
+    return weight is entry.param and _is_plain_call(entry, weight, bias) and fits(input, weight, bias)
+
+
+def _is_plain_call(entry: FactorTaker, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Whether autograd records this call, and nothing else does or changes it."""
+    if not weight.requires_grad or not torch.is_grad_enabled():
         return False
     if torch._C._get_tracing_state() is not None or _passes_others(entry, weight, bias):
         return False
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return False
-    return fits(input, weight, bias)
+    return not torch._C._are_functorch_transforms_active() and forward_ad._current_level < 0
 
 
 def _passes_others(entry: FactorTaker, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:

@@ -106,6 +106,16 @@ def posthook(target: Reached) -> Callable[[Any, Any], None]:
     return hook
 
 
+def in_turn(first: Callable[..., None], second: Callable[..., None]) -> Callable[..., None]:
+    """One hook that is both of these."""
+
+    def both(*arguments: Any) -> None:
+        first(*arguments)
+        second(*arguments)
+
+    return both
+
+
 def has_others(handle: Any) -> bool:
     """Whether somebody else has registered a hook of the same kind, from Python, at the node of this handle.
 

@@ -116,7 +116,7 @@ class SyncedParameter(SyncedLayer):
         It hears of it once the gradient is in `.grad`. To hear of it before, too, takes `hear_before`.
         """
         self._listener = weakref.ref(listener)  # which owns this entry
-        self._node, self._hook = node, node.register_hook(posthook(self))
+        self._node, self._hook = node, node.register_hook(self.make_posthook())
         if self.shared or self.stored is not None or self.updater is not None:
             self.hear_before()
 
@@ -125,9 +125,22 @@ class SyncedParameter(SyncedLayer):
 
         A tensor whose dtype or device changes, even for a moment, gets another node, and none of the hooks.
         """
-        if self._node is None or not self.param.requires_grad:  # which may be frozen for a while
+        if self._node is None or not self.leaf.requires_grad:  # which may be frozen for a while
             return True
-        return accumulating_nodes([self.param])[0] is self._node
+        return accumulating_nodes([self.leaf])[0] is self._node
+
+    @property
+    def leaf(self) -> torch.Tensor:
+        """The tensor whose gradient autograd accumulates."""
+        return self.param
+
+    def make_posthook(self) -> Callable[..., None]:
+        """What autograd is to call when it has accumulated the gradient."""
+        return posthook(self)
+
+    def make_prehook(self) -> Callable[..., None]:
+        """What autograd is to call when it is about to accumulate the gradient."""
+        return prehook(self)
 
     @property
     def hears_before(self) -> bool:
@@ -141,7 +154,7 @@ class SyncedParameter(SyncedLayer):
         update, or factors that `.grad` stands for.
         """
         if self._hook is not None and self._prehook is None:
-            self._prehook = self._node.register_prehook(prehook(self))
+            self._prehook = self._node.register_prehook(self.make_prehook())
 
     def detach(self) -> None:
         """Takes the hooks away again."""
@@ -238,11 +251,11 @@ class SyncedParameter(SyncedLayer):
         return listener is not None and listener.mode is not Mode.OTHERS
 
     def _must_be_dense(self, left: torch.Tensor) -> bool:
-        param: Any = self.param
+        param: Any = self.leaf
         # A hook must be shown the gradient itself.
         if param._backward_hooks or param._post_accumulate_grad_hooks or self._node_is_hooked():
             return True
-        rows, cols = param.shape
+        rows, cols = self.param.shape
         if (self.factors.count + left.shape[0]) * (rows + cols) > rows * cols:
             return True
         if self.factors and self.factors.lefts[0].dtype != left.dtype:
@@ -295,7 +308,7 @@ class SyncedParameter(SyncedLayer):
         """
         if isinstance(self.form, TouchedRowsForm):
             return int(self.form.row_mask(grad).sum()) if self.counted else None
-        hooked = bool(getattr(self.param, "_backward_hooks", None)) or self._node_is_hooked()
+        hooked = bool(getattr(self.leaf, "_backward_hooks", None)) or self._node_is_hooked()
         if not self.factorable or self.used_elsewhere or self.shared or hooked or self._dense_exchanges:
             return None
         return self._factor_count
@@ -439,13 +452,13 @@ def attach_all(entries: Sequence[SyncedParameter], listener: BackwardListener) -
 
     InvalidArgument if one of them requires no gradient.
     """
-    frozen = next((entry.name for entry in entries if not entry.param.requires_grad), None)
+    frozen = next((entry.name for entry in entries if not entry.leaf.requires_grad), None)
     if frozen is not None:
         raise InvalidArgument(
             f"parameter {frozen} required a gradient when the module was wrapped, and does not now: let it require one "
             "again, or wrap the module again, on all ranks"
         )
-    for entry, node in zip(entries, accumulating_nodes([entry.param for entry in entries]), strict=True):
+    for entry, node in zip(entries, accumulating_nodes([entry.leaf for entry in entries]), strict=True):
         entry.attach(listener, node)
 
 

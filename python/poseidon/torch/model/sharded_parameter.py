@@ -3,56 +3,81 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from poseidon.errors import InvalidArgument
-from poseidon.torch.model.hooks import accumulating_nodes, posthook, prehook
+from poseidon.torch.model.hooks import in_turn
 from poseidon.torch.model.parameters import BackwardListener, SyncedParameter
 from poseidon.torch.model.passes import Mode
 from poseidon.torch.tensors.shard import Shard
 
 
 class ShardedParameter(SyncedParameter):
-    """Its gradient comes where that of the DTensor does. FSDP and autograd tell of it by the same hook, once it is in
-    `.grad`.
+    """Its gradient comes where that of the DTensor does.
+
+    FSDP puts it into `.grad` of the DTensor, and then calls a hook of that one. In a tensor-parallel model autograd
+    accumulates it.
     """
 
     param: Shard
 
+    @property
+    def leaf(self) -> torch.Tensor:
+        return self.param if self.param.group is not None else self.whole  # type: ignore[no-any-return]
+
     def attach(self, listener: BackwardListener, node: Any) -> None:
         super().attach(listener, node)
         self._check_hooks()
-        reference = weakref.ref(self)
+        self._handle = None
+        if self.param.group is not None:
+            before, arrived = super().make_prehook(), super().make_posthook()
+            reference = weakref.ref(self)
 
-        def after(_: Any) -> None:
-            if (here := reference()) is not None:
-                here._arrived()
+            def hook(_: Any) -> None:
+                if (here := reference()) is not None:
+                    here._reduced(before, arrived)
 
-        self._handles = [self.whole.register_post_accumulate_grad_hook(after)]
-        self._before, self._after = prehook(self), posthook(self)
-        if self.param.group is None:  # autograd adds to the DTensor's `.grad`
-            (self._whole_node,) = accumulating_nodes([self.whole])
-            self._handles.append(self._whole_node.register_prehook(_Prehook(self)))
+            self._handle = self.whole.register_post_accumulate_grad_hook(hook)
+        else:
+            self.hear_before()
 
     def detach(self) -> None:
         super().detach()
-        for handle in vars(self).pop("_handles", ()):
+        handle = vars(self).pop("_handle", None)
+        if handle is not None:
             handle.remove()
 
-    def _arrived(self) -> None:
-        """The gradient is in `.grad` of the DTensor."""
+    def _reduced(self, before: Callable[..., None], arrived: Callable[..., None]) -> None:
+        """FSDP has reduced the gradient, which is in `.grad` of the DTensor."""
+        if self.whole.grad is not None and self.param.group.all_reduce_grads:
+            before((None,))
+            self._prepare()
+            arrived(None, (None,))
+
+    def make_posthook(self) -> Callable[..., None]:
+        return in_turn(_call(self, "_prepare"), super().make_posthook())
+
+    def make_prehook(self) -> Callable[..., None]:
+        return in_turn(super().make_prehook(), _call(self, "_show"))
+
+    def _show(self) -> None:
+        """Autograd is about to add to the DTensor's `.grad`, which must be no stand-in then."""
+        self.param.show()
+
+    def _prepare(self) -> None:
+        """Makes the gradient that is in `.grad` of the DTensor that of this part, and gives it memory of its own."""
         self._check_hooks()
-        whole, group, listener = self.whole, self.param.group, self._listener()
+        whole, listener = self.whole, self._listener()
         grad = whole.grad
-        if listener is None or grad is None or (group is not None and not group.all_reduce_grads):
+        if listener is None or grad is None:
             return
         if tuple(grad.placements) != tuple(whole.placements):  # tensor parallelism leaves sums that nobody has made
             whole.grad = grad.redistribute(placements=whole.placements)
-        if group is not None:
-            self._before((None,))
         if listener.mode is Mode.EXCHANGED:
             self.param.own()
-        self._after(None, (None,))
 
     def _check_hooks(self) -> None:
         """Other hooks of the same kind would see the gradient before it is the mean over the replicas."""
@@ -64,13 +89,12 @@ class ShardedParameter(SyncedParameter):
             )
 
 
-class _Prehook:
-    """Before autograd adds to the DTensor's `.grad`, that is no stand-in. It keeps no model alive."""
+def _call(entry: ShardedParameter, name: str) -> Callable[..., None]:
+    """Calls this method, and keeps no model alive."""
+    method = weakref.WeakMethod(getattr(entry, name))
 
-    def __init__(self, entry: ShardedParameter) -> None:
-        self._entry = weakref.ref(entry)
+    def call(*_: Any) -> None:
+        if (found := method()) is not None:
+            found()
 
-    def __call__(self, gradients: Any) -> None:
-        if (entry := self._entry()) is not None:
-            entry._before(gradients)
-            entry.param.show()
+    return call

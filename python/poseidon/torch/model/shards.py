@@ -74,9 +74,11 @@ class LocalShards(nn.Module):
         return self._wrapper[0]
 
     @property
-    def whole(self) -> nn.Module | None:
-        """The module itself, as long as it lives."""
-        return self._whole()
+    def whole(self) -> nn.Module:
+        """The module itself. RuntimeError once it is gone."""
+        if (whole := self._whole()) is None:
+            raise RuntimeError("the model whose shards these are does not exist any more")
+        return whole
 
     def written(self) -> None:
         """Frees what FSDP has gathered, which is past when the parts have been written to."""
@@ -92,7 +94,7 @@ class LocalShards(nn.Module):
                     "wrapped: wrap it again, on all ranks"
                 )
         whole = self.whole
-        if whole is None or all(table.get(name) is param for table, name, param in self._places):
+        if all(table.get(name) is param for table, name, param in self._places):
             return
         # FSDP has gathered some of them, or the program has made new ones.
         for name, param in dtensors(whole).items():
@@ -128,9 +130,9 @@ class _Wrapper(nn.Module):
         self.module = module
 
 
-def _fsdp_modules(whole: nn.Module | None) -> list[Any]:
+def _fsdp_modules(whole: nn.Module) -> list[Any]:
     """The modules that `fully_shard` was called on."""
-    return [part for part in (() if whole is None else whole.modules()) if hasattr(part, "_get_fsdp_state")]
+    return [part for part in whole.modules() if hasattr(part, "_get_fsdp_state")]
 
 
 def _fsdp_groups(whole: nn.Module) -> list[Any]:
