@@ -72,11 +72,11 @@ def of_shares() -> list[str]:
     return texts
 
 
-def test_a_model_of_distributed_tensors_is_refused() -> None:
+def test_a_model_whose_parts_are_on_all_ranks_is_refused() -> None:
     for sharded, by_columns in workers.run(2, of_shares):
         assert "parameter 0.weight is a DTensor" in sharded
         assert "parameter 2.weight is a DTensor" in by_columns
-        assert "whole parameters" in sharded
+        assert "a model of which there is one needs no wrapper" in sharded
 
 
 # What is changed after wrapping.

@@ -120,7 +120,7 @@ class LocalShards(nn.Module):
                 raise InvalidArgument(
                     f"parameter {name} is a DTensor on ranks {sorted(parted)}, which are to be replicas of each other: "
                     'shard the model along one dimension of the mesh, mesh["shard"], and give the other one alone, '
-                    'mesh["replicate"]'
+                    'mesh["replicate"]; a model of which there is one needs no wrapper'
                 )
 
 
