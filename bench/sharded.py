@@ -2,9 +2,11 @@
 """Sharded models with replicas between machines (HSDP), by Poseidon and by torch: `python bench/sharded.py`.
 
 Each machine is a host of a testbed, behind a port, with several ranks. A GPT is sharded among a machine's ranks by
-FSDP2, over Gloo, and replicated between the machines: by `poseidon.replicate`, or by torch's HSDP over Gloo. Both train
-the same steps. Printed are the medians of the step, what a machine's port carried in a step over what it has to, and
-the ratio of the steps. The parameters of both, and of all replicas, are compared. Needs root.
+FSDP2, over Gloo, and replicated between the machines: by torch's HSDP over Gloo, or by Poseidon, which also does it
+without coding ("plain"), with a bf16 wire, and with a `DistributedOptimizer` ("overlap"). All train the same steps.
+Printed are the medians of the step, what a machine's port carried in a step over what it has to, and the ratios of the
+steps. The parameters of the exact ones, and of all replicas, are compared. With `--diloco` machines average every 30
+steps instead, and the port's bytes of 30 steps are printed. Needs root.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-METHODS = ("gloo", "poseidon", "poseidon-plain")
+METHODS = ("gloo", "poseidon", "poseidon-plain", "poseidon-bf16", "poseidon-overlap")
+EXACT = ("poseidon", "poseidon-plain", "poseidon-overlap")
+DILOCO = "diloco"
+EVERY = 30
 WARM_UP = 2
 TIMEOUT_S = 900
 
@@ -35,12 +40,24 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=4, help="of 128 tokens, of each rank")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--worker", choices=METHODS, help=argparse.SUPPRESS)
+    parser.add_argument("--diloco", action="store_true", help=f"average every {EVERY} steps, and count bytes")
+    parser.add_argument("--worker", choices=(*METHODS, DILOCO), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         work(args)
         return 0
-    return compare(args)
+    return count_bytes(args) if args.diloco else compare(args)
+
+
+def count_bytes(args: argparse.Namespace) -> int:
+    """Runs one period of DiLoCo, and judges what the port carried. The exit status."""
+    from poseidon.testbed import Testbed
+
+    with Testbed(args.machines, args.link, fifo_hosts=True, congestion="system") as testbed:
+        share = run(testbed, DILOCO, args)["port_share"]
+    print(f"{args.machines} machines of {args.ranks} ranks: a port carries {share:.4f} of the gradients' bytes a step")
+    print(f"  of {EVERY} steps, of which one averages (bar {1.01 / EVERY:.4f})")
+    return 0 if share <= 1.01 / EVERY else 1
 
 
 def compare(args: argparse.Namespace) -> int:
@@ -59,15 +76,19 @@ def compare(args: argparse.Namespace) -> int:
             f"  {method:15} {median(steps):6.2f} s a step ({', '.join(f'{step:.2f}' for step in steps)}), of which "
             f"{runs[0]['compute_s']:.2f} s without exchange; port {runs[0]['port_share']:.3f} of the closed form"
         )
-    digests = {run["digest"] for run in found["poseidon"] + found["poseidon-plain"]}
-    ratio = median(run["step_s"] for run in found["gloo"]) / median(run["step_s"] for run in found["poseidon"])
+    digests = {run["digest"] for method in EXACT for run in found[method]}
+    steps_s = {method: median(run["step_s"] for run in runs) for method, runs in found.items()}
+    ratio, rounded = (steps_s["gloo"] / steps_s[method] for method in ("poseidon", "poseidon-bf16"))
     exchange_s = found["gloo"][0]["step_s"] - found["gloo"][0]["compute_s"]
     bar = 1.3 if found["gloo"][0]["compute_s"] >= 0.2 * exchange_s else 1.15
     share = found["poseidon-plain"][0]["port_share"]
     difference = max(abs(a - b) for a, b in zip(found["gloo"][0]["sums"], found["poseidon"][0]["sums"], strict=True))
-    print(f"  step: Gloo's over Poseidon's {ratio:.2f} (bar {bar}); port, plain: {share:.3f} (bar 1.01)")
+    print(f"  step: Gloo's over Poseidon's {ratio:.2f} (bar {bar}), with a bf16 wire {rounded:.2f} (bar 2)")
+    print(
+        f"  and with overlap {steps_s['gloo'] / steps_s['poseidon-overlap']:.2f}; port, plain: {share:.3f} (bar 1.01)"
+    )
     print(f"  parameters: sums differ by {difference:.1e} from Gloo's; {len(digests)} digest of Poseidon's (bar 1)")
-    return 0 if ratio >= bar and share <= 1.01 and len(digests) == 1 else 1
+    return 0 if ratio >= bar and rounded >= 2 and share <= 1.01 and len(digests) == 1 else 1
 
 
 def run(testbed: Any, method: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -84,7 +105,7 @@ def run(testbed: Any, method: str, args: argparse.Namespace) -> dict[str, Any]:
             "MASTER_PORT": "29533",
             "GLOO_SOCKET_IFNAME": "eth0",
             "OMP_NUM_THREADS": "1",
-            "POSEIDON_CODING": "off" if method == "poseidon-plain" else "auto",
+            "POSEIDON_CODING": "off" if method in ("poseidon-plain", DILOCO) else "auto",
         }
         argv = [sys.executable, __file__, *sys.argv[1:], "--worker", method]
         output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
@@ -128,21 +149,29 @@ def work(args: argparse.Namespace) -> None:
         fully_shard(block, mesh=over)
     fully_shard(model, mesh=over)
     gradient_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
-    if args.worker != "gloo":
-        poseidon.replicate(model, mesh["replicate"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    trained: Any
+    optimizer: Any
+    trained, optimizer, warm_up = model, torch.optim.AdamW(model.parameters(), lr=1e-3), WARM_UP
+    if args.worker == DILOCO:
+        outer, warm_up, args.steps = poseidon.OuterNesterov(), EVERY, EVERY
+        optimizer = poseidon.LocalSGD(model, optimizer, EVERY, outer=outer, device_mesh=mesh["replicate"])
+    elif args.worker == "poseidon-overlap":
+        trained = poseidon.DistributedDataParallel(model, device_mesh=mesh["replicate"])
+        optimizer = poseidon.DistributedOptimizer(optimizer, trained)
+    elif args.worker != "gloo":
+        poseidon.replicate(model, mesh["replicate"], wire="bf16" if args.worker == "poseidon-bf16" else None)
     draw = torch.Generator().manual_seed(dist.get_rank())
     seconds, ports, computes = [], [], []
-    for step in range(args.steps + WARM_UP):
+    for step in range(args.steps + warm_up):
         tokens = torch.randint(0, 1000, (args.rows, 129), generator=draw)
         dist.barrier()
         begun, sent = time.perf_counter(), port_bytes()
-        loss = nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+        loss = nn.functional.cross_entropy(trained(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         dist.barrier()
-        if step >= WARM_UP:
+        if step >= warm_up:
             seconds.append(time.perf_counter() - begun)
             ports.append(port_bytes() - sent)
     # The same without an exchange between the machines: a gradient of the shards alone.
@@ -160,7 +189,8 @@ def work(args: argparse.Namespace) -> None:
     assert len(set(digests)) == 1, "replicas differ"
     if dist.get_rank() == 0:
         answer = {"step_s": median(seconds), "compute_s": min(computes), "digest": digest}
-        answer["port_share"] = median(ports) / closed_form
+        carried = sum(ports) / len(ports) if args.worker == DILOCO else median(ports)
+        answer["port_share"] = carried / closed_form
         print(json.dumps({**answer, "sums": [float(tensor.double().sum()) for tensor in whole]}))
     dist.destroy_process_group()
 

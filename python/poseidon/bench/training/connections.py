@@ -184,7 +184,10 @@ class HostConnections:
             return Trainer(bare.model, bare.optimizer)
         if method.library == "torch":
             wrapped = TorchDistributedDataParallel(
-                bare.model, init_sync=self._init_sync, bucket_cap_mb=self._bucket_bytes / 2**20
+                bare.model,
+                init_sync=self._init_sync,
+                bucket_cap_mb=self._bucket_bytes / 2**20,
+                process_group=self._group(method.backend),
             )
             return Trainer(wrapped, bare.optimizer, _compress(wrapped, method))
         import poseidon.torch as poseidon
@@ -211,6 +214,15 @@ class HostConnections:
             # A replay's optimizer is a subclass of torch's, with its arithmetic.
             return Trainer(module, poseidon.DistributedOptimizer(bare.optimizer, module, per_parameter=True))
         return Trainer(module, bare.optimizer, multiply=multiply)
+
+    def _group(self, backend: str) -> dist.ProcessGroup | None:
+        """The process group of all ranks that this backend serves; None: torch's own."""
+        if backend == "gloo":
+            return None
+        import poseidon.torch  # noqa: F401 - makes the backend known
+
+        group: dist.ProcessGroup = dist.new_group(backend=backend)
+        return group
 
     def _join_poseidon(self, method: Method, master_port: int) -> None:
         options = {**self._places[self._rank].options, **self._options, **method.options}

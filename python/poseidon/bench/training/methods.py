@@ -47,7 +47,7 @@ class Method:
     name, or torch DDP's compression hook for "bf16" and "fp16". `powersgd_rank` is for Poseidon's scheme of that name,
     or adds torch DDP's PowerSGD hook. With `on_servers` AdamW runs on the servers, which return parameters. `dtype` is
     the type of the model's numbers, "fp32" or "bf16". With `every` above 1 a LocalSGD averages after so many steps. Its
-    `wire` is that of pseudo-gradients, and `fragments` and `overlap_steps` are its own.
+    `wire` is that of pseudo-gradients, and `fragments` and `overlap_steps` are its own. torch's DDP uses `backend`.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Method:
     every: int = 1
     fragments: int = 1
     overlap_steps: int = 0
+    backend: str = "gloo"
 
     @property
     def all_through_ps(self) -> bool:
@@ -217,7 +218,8 @@ METHODS = {
             overlap_steps=4,
         ),
         Method("ddp", "torch", "torch DistributedDataParallel over Gloo"),
-        Method("ddp-fp16", "torch", "the same with its fp16 compression hook (lossy)", wire="fp16"),
+        Method("ddp-backend", "torch", "torch DistributedDataParallel over Poseidon's backend", backend="poseidon"),
+        Method("ddp-fp16", "torch", "ddp with its fp16 compression hook (lossy)", wire="fp16"),
         Method("ddp-bf16", "torch", "the same with its bf16 compression hook (lossy)", wire="bf16"),
         Method(
             "ddp-powersgd", "torch", "the same with its PowerSGD hook, rank 4 (lossy)", powersgd_rank=_POWERSGD_RANK
