@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +237,66 @@ def pipelined(rank: int, size: int, backend: str) -> list[torch.Tensor]:
 def test_parameters_are_those_of_one_process(scene: Scene, tmp_path: Path) -> None:
     backend = "poseidon" if scene is replicated_by_group else "gloo"
     check_same(run(TEAM, scene, tmp_path, backend), alone())
+
+
+def train_steps(model: nn.Module, optimizer: Any, steps: range, rank: int, size: int) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(model, batch(step).chunk(size)[rank]).backward()
+        optimizer.step()
+
+
+def made(machines: int, overlaps: bool) -> tuple[Any, nn.Module, Any]:
+    """The model over so many machines, what is trained, and its optimizer."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (machines, 4 // machines), mesh_dim_names=MACHINES)
+    model = sharded(mesh["shard"])
+    optimizer = momentum_sgd(model)
+    if not overlaps:
+        return model, poseidon.replicate(model, mesh["replicate"]), optimizer
+    wrapper = poseidon.DistributedDataParallel(model, device_mesh=mesh["replicate"])
+    return model, wrapper, poseidon.DistributedOptimizer(optimizer, wrapper)
+
+
+def saved_and_loaded(rank: int, size: int, machines: int, overlaps: bool) -> list[torch.Tensor]:
+    """torch's distributed checkpoint, in the middle of training, of two machines for another number of them."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    model, trained, optimizer = made(2, overlaps)
+    train_steps(trained, optimizer, range(2), rank, size)
+    folder: list[Any] = [tempfile.mkdtemp() if rank == 0 else None]
+    dist.broadcast_object_list(folder)
+    checkpoint.save(
+        dict(zip(("model", "optim"), get_state_dict(model, optimizer), strict=True)), checkpoint_id=folder[0]
+    )
+    train_steps(trained, optimizer, range(2, 3), rank, size)  # which the checkpoint does not have
+    model, trained, optimizer = made(machines, overlaps)
+    shift(model)
+    state = dict(zip(("model", "optim"), get_state_dict(model, optimizer), strict=True))
+    checkpoint.load(state, checkpoint_id=folder[0])
+    set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    train_steps(trained, optimizer, range(2, STEPS), rank, size)
+    answer = parameters_of(model)
+    if rank == 0:
+        shutil.rmtree(folder[0])
+    return answer
+
+
+def loaded_on_two_machines(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    return saved_and_loaded(rank, size, 2, overlaps=False)
+
+
+def loaded_on_four_machines_with_overlap(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    return saved_and_loaded(rank, size, 4, overlaps=True)
+
+
+@pytest.mark.parametrize(
+    "scene", [loaded_on_two_machines, loaded_on_four_machines_with_overlap], ids=lambda scene: scene.__name__
+)
+def test_a_checkpoint_of_some_machines_is_loaded_on_others(scene: Scene, tmp_path: Path) -> None:
+    check_same(run(TEAM, scene, tmp_path), alone())
 
 
 def rounded(rank: int, size: int, backend: str) -> list[torch.Tensor]:
