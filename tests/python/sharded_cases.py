@@ -90,11 +90,11 @@ def sharded(mesh: Any, **options: Any) -> Any:
     return fully_shard(model, mesh=mesh, **options)
 
 
-def tensor_parallel(mesh: Any) -> nn.Sequential:
+def tensor_parallel(mesh: Any, model: nn.Sequential | None = None) -> nn.Sequential:
     """The network with two of each block's layers cut, one by columns and one by rows."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    model = network()
+    model = model or network()
     for block in model[1:3]:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     return model
@@ -115,19 +115,21 @@ def whole(model: nn.Module) -> list[torch.Tensor]:
     ]
 
 
-def run(team: workers.Team, scene: Scene, folder: Path, backend: str = "gloo") -> list[list[torch.Tensor]]:
-    """What the scene returns on each of four ranks."""
+def run(
+    team: workers.Team, scene: Scene, folder: Path, backend: str = "gloo", **named: Any
+) -> list[list[torch.Tensor]]:
+    """What the scene returns on each of four ranks. It is given `named`, too."""
     meeting = str(folder / f"meeting-{next(_names)}")
-    answers = team.ask(4, 60.0 * workers.SLOWED, _inside, scene, meeting, 4, backend)
+    answers = team.ask(4, 60.0 * workers.SLOWED, _inside, scene, meeting, 4, backend, named)
     for answer in answers:
         assert isinstance(answer, list), getattr(answer, "trace", answer)
     return [[torch.from_numpy(array) for array in answer] for answer in answers]
 
 
-def _inside(rank: int, scene: Scene, meeting: str, size: int, backend: str) -> Any:
+def _inside(rank: int, scene: Scene, meeting: str, size: int, backend: str, named: dict[str, Any]) -> Any:
     dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=size)
     try:
-        answer = scene(rank, size, backend)
+        answer = scene(rank, size, backend, **named)
         dist.barrier()
         return [tensor.numpy() for tensor in answer]
     finally:
