@@ -51,7 +51,8 @@ class Job:
         if method != "replicate":
             passes.append("no_sync")
         kinds = ("gradients", "parameters", "evaluation before", "evaluation after", "state", "average", "scale")
-        looks = tuple(kind for kind in kinds if draw.random() < 0.3)
+        rate = draw.choice((0.0, 0.1, 0.4))  # whoever looks waits, and then nothing is in flight
+        looks = tuple(kind for kind in kinds if draw.random() < rate)
         return Job(
             method if layout == "fsdp" or method != "replicate" else "wrap",
             layout,
@@ -60,7 +61,7 @@ class Job:
             draw.random() < 0.7 or "evaluation before" in looks,
             draw.choice(passes if layout == "fsdp" else [one for one in passes if not one.endswith("last")]),
             draw.random() < 0.5,
-            draw.choice((0.0, 0.0, 0.2, 50.0)) if layout == "fsdp" else 0.0,
+            draw.choice((0.0, 0.0, 0.0, 0.2, 50.0)) if layout == "fsdp" else 0.0,
             looks,
             draw.choice((-1, -1, 0, 1)),
             draw.choice((-1, -1, 2)),
