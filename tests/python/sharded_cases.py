@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,8 @@ def run(
 
 
 def _inside(rank: int, scene: Scene, meeting: str, size: int, backend: str, named: dict[str, Any]) -> Any:
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}  # as torchrun says
+    os.environ.update({name: str(value) for name, value in place.items()})
     dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=size)
     try:
         answer = scene(rank, size, backend, **named)
@@ -135,6 +138,8 @@ def _inside(rank: int, scene: Scene, meeting: str, size: int, backend: str, name
     finally:
         poseidon.torch.shutdown()
         dist.destroy_process_group()
+        for name in place:
+            del os.environ[name]
 
 
 def check_same(answers: Iterable[list[torch.Tensor]], expected: list[torch.Tensor], **within: float) -> None:

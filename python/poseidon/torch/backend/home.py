@@ -18,7 +18,7 @@ from poseidon.errors import Mismatch, PoseidonError
 from poseidon.notices import tell_notices
 from poseidon.options import resolve
 from poseidon.torch.backend.calls import Calls
-from poseidon.torch.process.process_groups import place_in
+from poseidon.torch.process.process_groups import place_in, world
 
 WHOLE = 0
 """The id of the communicator of all ranks of a home."""
@@ -33,9 +33,12 @@ class Home:
     def __init__(self, store: Any, rank: int, ranks: Sequence[int], timeout_s: float | None, name: str) -> None:
         # Groups of a program that forms its world anew in one store do not see what the former ones have published.
         store = PrefixStore(f"poseidon/{store.add(f'poseidon/{rank}', 1)}", store)
-        place = place_in(store, rank, len(ranks))
+        # The variables of a launcher are about the world, which torch forms first.
+        place = world() or place_in(store, rank, len(ranks))
         settings = resolve(**asdict(place), timeout=timeout_s)
         settings = settings.replace(
+            rank=rank,
+            world_size=len(ranks),
             job=f"{settings.job}.{name}"[:64],
             servers=(),
             server_cores=0,
