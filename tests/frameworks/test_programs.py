@@ -60,6 +60,15 @@ def test_a_program_trains_unchanged_under_torchrun(
     assert_same_training(train([*TORCHRUN, *DROP_IN], program, tmp_path / "ours"), plain(program))
 
 
+def test_a_sharded_program_trains_unchanged(tmp_path: Path) -> None:
+    skip_without("lightning")
+    theirs = train(TORCHRUN, "lightning_sharded.py", tmp_path / "theirs")
+    ours = train([*TORCHRUN, *DROP_IN], "lightning_sharded.py", tmp_path / "ours")
+    assert "replicas over gloo" in theirs[1]
+    assert "replicas over poseidon" in ours[1]
+    assert_same_training(ours, theirs)
+
+
 def test_a_compiled_program_trains_unchanged(tmp_path: Path) -> None:
     theirs = train(POSEIDON_RUN, "nanogpt_like.py", tmp_path / "theirs", "--compile")
     ours = train([*POSEIDON_RUN, "--drop-in"], "nanogpt_like.py", tmp_path / "ours", "--compile")
