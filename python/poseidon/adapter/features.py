@@ -206,6 +206,7 @@ unjoined_call: a call that takes all ranks, such as barrier()
   needs data_everywhere: waits for all ranks
   instead: call it after join()
 set_weight: set_weight()
+  needs whole_parameters: weighs each rank's own gradient, and FSDP makes means without weights
   needs same_step: makes a mean over the rows that all ranks have in a step
   needs plain_mean: weighs the ranks in a mean
   needs data_everywhere: takes the weight 0 of ranks without rows

@@ -40,6 +40,7 @@ def replicate(
         _check_one_dimension(mesh)
         over = {"device_mesh": mesh}
     replicas = _Replicas(model, **over, forward_sync_buffers=False, scheme=scheme, wire=wire, lossy=lossy)
+    replicas.trained_model().exchange_every_gradient()
     model.register_forward_pre_hook(replicas.before, prepend=True)  # before FSDP gathers the parameters
     model.register_forward_hook(replicas.after)
     object.__setattr__(model, _REPLICAS, replicas)

@@ -23,6 +23,8 @@ class ShardedParameter(SyncedParameter):
     """
 
     param: Shard
+    unannounced: Callable[[], object] | None = None
+    """What is called with the gradient of a forward pass that nobody has heard of; None: that is left alone."""
 
     @property
     def leaf(self) -> torch.Tensor:
@@ -53,6 +55,9 @@ class ShardedParameter(SyncedParameter):
     def _reduced(self, before: Callable[..., None], arrived: Callable[..., None]) -> None:
         """FSDP has reduced the gradient, which is in `.grad` of the DTensor."""
         if self.whole.grad is not None and self.param.group.all_reduce_grads:
+            listener = self._listener()
+            if self.unannounced is not None and listener is not None and listener.mode is Mode.OTHERS:
+                self.unannounced()
             before((None,))
             self._prepare()
             arrived(None, (None,))

@@ -9,23 +9,32 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Collection
+from operator import is_
 from typing import Any
 
 from torch import nn
 
 from poseidon.errors import InvalidArgument
 from poseidon.torch.tensors.pending_gradient import PendingGradient
-from poseidon.torch.tensors.shard import Shard
+from poseidon.torch.tensors.shard import Shard, local_part
 from poseidon.torch.tensors.watched import raw_grad, touch
+
+_WHEN = "when the model was wrapped: wrap it again, on all ranks"
+_SINCE = "since the model was wrapped: shard and load the model first, and wrap it then, on all ranks"
+
+
+def kinds() -> Any:
+    """The class of DTensors, in a tuple; an empty one where the program has none."""
+    # It has not imported their module then, which takes long. torch 2.4 has them in the private one.
+    homes = [sys.modules.get(f"torch.distributed.{home}") for home in ("tensor", "_tensor")]
+    return tuple(getattr(home, "DTensor") for home in homes if hasattr(home, "DTensor"))  # noqa: B009
 
 
 def dtensors(module: nn.Module) -> dict[str, Any]:
     """The parameters of a module that are DTensors, by name, tied ones by each of their names."""
-    # A program without them has not imported their module, which takes long. torch 2.4 has them in the private one.
-    homes = [sys.modules.get(f"torch.distributed.{home}") for home in ("tensor", "_tensor")]
-    kinds: Any = tuple(getattr(home, "DTensor") for home in homes if hasattr(home, "DTensor"))  # noqa: B009
-    found = module.named_parameters(remove_duplicate=False) if kinds else ()
-    return {name: param for name, param in found if isinstance(param, kinds)}
+    known = kinds()
+    found = module.named_parameters(remove_duplicate=False) if known else ()
+    return {name: param for name, param in found if isinstance(param, known)}
 
 
 class LocalShards(nn.Module):
@@ -46,11 +55,10 @@ class LocalShards(nn.Module):
                 self._shards[param] = Shard.of(name, param)
             self._parameters[name] = self._shards.get(param, param)
         self._names = {param: name for name, param in sharded.items()}
-        self._places = [
-            (part._parameters, name, param)
-            for part in whole.modules()
-            for name, param in part._parameters.items()
-            if param in self._shards
+        self._known = set(whole.parameters())
+        self._frozen = {param for param in self._shards if not param.requires_grad}
+        self._tables = [
+            (table, list(table.values())) for part in whole.modules() for table in (part._parameters, part._modules)
         ]
         for name, buffer in whole.named_buffers(remove_duplicate=False):
             self._buffers[name] = buffer
@@ -86,22 +94,41 @@ class LocalShards(nn.Module):
             part.reshard()
 
     def check(self) -> None:
-        """InvalidArgument if the module has other DTensors now, or in other memory, than when this was made."""
+        """InvalidArgument if the module has other parameters now, or in other memory, than when this was made.
+
+        A parameter may be frozen for a while.
+        """
         for param, part in self._shards.items():
-            if param._local_tensor.data_ptr() != part.data_ptr() or param.requires_grad != part.requires_grad:
-                raise InvalidArgument(
-                    f"parameter {self._names[param]} lies elsewhere, or is frozen or not, unlike when the model was "
-                    "wrapped: wrap it again, on all ranks"
-                )
-        whole = self.whole
-        if all(table.get(name) is param for table, name, param in self._places):
+            if local_part(param).data_ptr() != part.data_ptr():
+                raise InvalidArgument(f"parameter {self._names[param]} lies elsewhere {_SINCE}")
+            if param.requires_grad != part.requires_grad:
+                if param in self._frozen:
+                    raise InvalidArgument(
+                        f"parameter {self._names[param]} requires a gradient now, and did not {_WHEN}"
+                    )
+                part.requires_grad_(param.requires_grad)
+        if not all(len(table) == len(held) and all(map(is_, table.values(), held)) for table, held in self._tables):
+            self._check_new()
+
+    def _check_new(self) -> None:
+        """FSDP has gathered some parameters, or the program has made new ones."""
+        gathered = {
+            getattr(one, "_unsharded_param", None) for group in _fsdp_groups(self.whole) for one in group.fsdp_params
+        }
+        for name, param in self.whole.named_parameters():
+            known = param in self._known or param in gathered
+            if not known and (param.requires_grad or isinstance(param, kinds())) and param.numel():
+                raise InvalidArgument(f"parameter {name} was put into the model {_SINCE}")
+
+    def check_complete(self, ignored: Collection[str]) -> None:
+        """InvalidArgument for a whole parameter beside FSDP's that is trained: inside a machine nobody averages it."""
+        if not _fsdp_modules(self.whole):
             return
-        # FSDP has gathered some of them, or the program has made new ones.
-        for name, param in dtensors(whole).items():
-            if param not in self._shards:
+        for name, param in self.whole.named_parameters():
+            if param.requires_grad and param not in self._shards and name not in ignored:
                 raise InvalidArgument(
-                    f"parameter {name} was sharded, or replaced, after the model was wrapped: shard and load it first, "
-                    "and wrap it then, on all ranks"
+                    f"parameter {name} is not sharded, beside others that are, so that each rank of a machine would "
+                    "train it on its own: call fully_shard() on the whole model, too, or freeze it"
                 )
 
     def describe(self) -> str:

@@ -18,7 +18,7 @@ from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.arguments import check_arguments, features_of
 from poseidon.torch.optimizer.hyperparameters import ComparedHyperparameters
-from poseidon.torch.optimizer.known import updates_per_parameter
+from poseidon.torch.optimizer.known import updates_by_element, updates_per_parameter
 from poseidon.torch.optimizer.rules import algorithm_of, check_aggregator, check_options, entries_of
 from poseidon.torch.optimizer.server_update import ServerUpdate
 from poseidon.torch.optimizer.succession import Tenure, enter, succeed
@@ -162,6 +162,8 @@ class DistributedOptimizer(OptimizerWrapper):
 
     def _update_on_workers(self, sync: Synchronizer | None, clipping: Clipping | None, said: bool) -> None:
         apart = updates_per_parameter(self._inner, said)
+        if self.model.trained_model().features.has("sharded"):
+            apart = apart and updates_by_element(self._inner)
         if self._on_servers:  # which do not exist; what they could not do is refused all the same
             algorithm_of(self._inner)
             groups = entries_of(self._inner, self.model.module, self.model.synced_parameters)

@@ -63,6 +63,17 @@ def updates_per_parameter(optimizer: Optimizer, said: bool) -> bool:
     return said or (is_known(optimizer) and not optimizer.defaults.get("differentiable"))
 
 
+# Of torch's, those that treat each element on its own. So a step of DTensors sends nothing, and ranks with parts of one
+# parameter may make it in different orders.
+_BY_ELEMENT = _OF_TORCH - {"Adafactor", "Muon", "SparseAdam"}
+
+
+def updates_by_element(optimizer: Optimizer) -> bool:
+    """Whether the optimizer is known to update each element from its own gradient and state alone."""
+    kind = type(optimizer)
+    return kind.__name__ in _BY_ELEMENT and is_known(optimizer) and kind.__module__.startswith("torch.")
+
+
 def is_known(optimizer: Optimizer) -> bool:
     """Whether it is of a class in these lists, with that class's step()."""
     kind = type(optimizer)

@@ -35,20 +35,21 @@ class PendingGradient(torch.Tensor):
     _zero_later: Callable[[], bool] | None
     _may_be_sparse: bool
 
-    @staticmethod
+    @classmethod
     def make(
+        cls,
         param: torch.Tensor,
         resolve: Callable[[PendingGradient], torch.Tensor],
         zero_later: Callable[[], bool] | None = None,
         may_be_sparse: bool = False,
-    ) -> PendingGradient:
+    ) -> Any:
         """The stand-in for the gradient of `param`.
 
         `resolve` is called with the stand-in; `zero_later()`: whether zeroing it now needs no values, and is noted.
         `may_be_sparse`: whether it is sparse is known only when it is there.
         """
-        _leave_untraced()
-        pending = _blank(param.shape, param.dtype, param.device).as_subclass(PendingGradient)
+        _leave_untraced(cls)
+        pending = _blank(param.shape, param.dtype, param.device).as_subclass(cls)
         pending.value, pending._resolve = None, resolve
         pending._zero_later, pending._may_be_sparse = zero_later, may_be_sparse
         return pending
@@ -86,8 +87,8 @@ def _answered(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 @functools.cache
-def _leave_untraced() -> None:
-    leave_untraced(PendingGradient)
+def _leave_untraced(kind: type[PendingGradient]) -> None:
+    leave_untraced(kind)
     leave_uncompiled(PendingGradient.__torch_function__.__func__)  # type: ignore[attr-defined]
 
 

@@ -17,6 +17,33 @@ from poseidon.torch.tensors.ownership import holders
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.watched import Linked, plain_grad, raw_grad
 
+_HOLDERS_WITH_FSDP = 4  # which keeps it flat, and as a view of that (torch 2.13)
+
+
+def kind_of(param: Any) -> Any:
+    """The class of a DTensor, without telling who watches it."""
+    return getattr(type(param), "_poseidon_class", type(param))
+
+
+def local_part(param: Any) -> torch.Tensor:
+    """This rank's part of a DTensor, without telling who watches it."""
+    return kind_of(param)._local_tensor.__get__(param)  # type: ignore[no-any-return]
+
+
+class ShardGradient(PendingGradient):
+    """Stands for the gradient of a DTensor, for which it passes: what it does not have it asks that gradient for."""
+
+    kind: Any = None
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # type: ignore[override]
+        return self.kind or type(self)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("value", "kind"):
+            raise AttributeError(name)
+        return getattr(self.resolve(), name)
+
 
 class Shard(Linked, nn.Parameter):
     """This rank's part of a DTensor, `whole`. Used from the thread that trains or runs backward."""
@@ -25,20 +52,24 @@ class Shard(Linked, nn.Parameter):
     group: Any
     """FSDP's group that the DTensor is in, if any. It may be told not to exchange gradients between replicas."""
 
-    _holder_count: int  # tensors that have its memory, before the program trains
     _shown: Any  # what stands in the DTensor's `.grad` for the gradient of this part
 
     @staticmethod
     def of(name: str, whole: Any) -> Shard:
         """The part of the parameter of this name. InvalidArgument for a DTensor of which no rank has a part."""
+        part = local_part(whole)
+        if type(part) is not torch.Tensor:
+            raise InvalidArgument(
+                f"the parts of parameter {name} are of class {type(part).__name__}, whose gradients Poseidon does not "
+                "know: leave the extension that makes it out, or freeze the parameter"
+            )
         if any(placement.is_partial() for placement in whole.placements):
             raise InvalidArgument(
                 f"parameter {name} is a DTensor with placements {whole.placements}, of which no rank has a part: "
                 "redistribute it first"
             )
-        shard = Shard(whole._local_tensor.detach(), whole.requires_grad)
+        shard = Shard(part.detach(), whole.requires_grad)
         shard.whole, shard.group, shard._shown = whole, None, None
-        shard._holder_count = holders(shard)
         return shard
 
     @property
@@ -54,12 +85,12 @@ class Shard(Linked, nn.Parameter):
     def take_in(self) -> None:
         shown = raw_grad(self.whole)
         if shown is not self._shown:  # the program, FSDP or autograd has put it there
-            plain_grad.__set__(self, None if shown is None else shown._local_tensor)  # type: ignore[attr-defined]
+            plain_grad.__set__(self, None if shown is None else local_part(shown))  # type: ignore[attr-defined]
             self._shown = shown
 
     def is_exposed(self) -> bool:
-        """Whether others have its memory than the DTensor and FSDP had when this was made."""
-        return holders(self) > self._holder_count
+        """Whether others have its memory than this part, the DTensor and FSDP."""
+        return holders(self) > (2 if self.group is None else _HOLDERS_WITH_FSDP)
 
     def show(self) -> None:
         """Makes the DTensor's `.grad` a DTensor, for code that is not to meet a stand-in. It waits for the gradient."""
@@ -74,15 +105,16 @@ class Shard(Linked, nn.Parameter):
 
     def _stand_in(self, value: torch.Tensor) -> PendingGradient:
         zero_later = value.zeroes_later if isinstance(value, PendingGradient) else None
-        return PendingGradient.make(self.whole, self._resolve, zero_later)
+        stand_in = ShardGradient.make(self.whole, self._resolve, zero_later)
+        stand_in.kind = kind_of(self.whole)
+        return stand_in
 
     def _resolve(self, stand_in: PendingGradient) -> torch.Tensor:
         value = plain_grad.__get__(self)
         if isinstance(value, PendingGradient):
             value = value.resolve()
         whole = self.whole
-        kind: Any = type(whole.data)
-        made = kind.from_local(
+        made = kind_of(whole).from_local(
             value, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
         )
         if raw_grad(whole) is self._shown:

@@ -33,6 +33,7 @@ from poseidon.torch.model.collect import collect_parameters, describe
 from poseidon.torch.model.collector import collector_paused
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.replica import Replica, Unwatched
+from poseidon.torch.model.sharded_parameter import ShardedParameter
 from poseidon.torch.model.shards import LocalShards, dtensors
 from poseidon.torch.process.context import check_joins
 from poseidon.torch.process.process_groups import default_group
@@ -65,10 +66,12 @@ class TrainedModel:
         self.context = here
         self.features = Features("wrapped", within=here.features)
         self._given = plain(module)  # as the program has it
+        self.buffers = ModelBuffers(module, frozenset(ignored))
         self._shards = LocalShards(module) if dtensors(module) else None
         if self._shards is not None:
             self.features.add("sharded")
             self._shards.check_ranks(ranks)
+            self._shards.check_complete(ignored)
             wrapper, module = self._shards.wrapper, self._shards
         self.module = module
         self.recorder = Recorder()
@@ -85,14 +88,14 @@ class TrainedModel:
         self._ignored = frozenset(ignored)
         self._sends_buffers = sends_buffers
         self.entries = collect_parameters(module, scheme, wire, here.settings, self._ignored, lossy)
-        _check_entries(self.entries)
+        if self._shards is None or self.entries:
+            _check_entries(self.entries)
         self._changes = ChangeWatch(wrapper, self.entries, self._ignored, is_synced)
         self._in_backward: OptimizersInBackward | None = None
-        self.buffers = ModelBuffers(module, self._ignored)
         if sends_buffers and self.buffers.tensors():
             self.features.add("sent_buffers")
         here.features.take(self.features)
-        if here.settings.world_size > 1:
+        if here.settings.world_size > 1 and self.entries:  # all replicas may have no element of a small sharded model
             self._others = OtherTrainers(self._given, self.entries)
             self.sync = self._make_synchronizer()
             self._run_recorder = recorder_of(here)
@@ -155,7 +158,8 @@ class TrainedModel:
         `init_sync`: all ranks take over rank 0's parameters, and, `buffers_too`, its buffers.
         """
         here, sync = self.context, self.sync
-        assert sync is not None
+        if sync is None:
+            return
         check_joins(here, "unjoined_call")
         for entry in self.entries:
             entry.forget_client()
@@ -207,6 +211,8 @@ class TrainedModel:
         self._changes.check()
         if self._shards is not None:
             self._shards.check()
+            if (failure := self.context.present_client.failure) is not None:
+                raise failure  # before FSDP waits for the others of this machine, who may have heard of it
         if self.sync.retired:
             take_over(self._given, self.entries)
             self.sync.revive()
@@ -216,6 +222,12 @@ class TrainedModel:
         self.sync.check_forward()
         self.sync.layers.note_compiled_code()
         self.sync.passes.begin(synchronizing)
+
+    def exchange_every_gradient(self) -> None:
+        """Gradients of DTensors are exchanged whether or not a forward pass of the whole module has begun."""
+        for entry in self.entries:
+            if isinstance(entry, ShardedParameter):
+                entry.unannounced = _while_alive(self.demand_exchange)
 
     def demand_exchange(self) -> None:
         """The next backward pass is to exchange gradients, whatever forward pass it belongs to."""
@@ -242,6 +254,8 @@ class TrainedModel:
 
     def broadcast_state(self, root: int, buffers_too: bool) -> None:
         """Collective: overwrites the module's parameters, and, `buffers_too`, its buffers, with those of `root`."""
+        if self.sync is not None:
+            self.sync.settle()  # nobody sees that the parts of DTensors are used
         params = [param.detach() for name, param in self.module.named_parameters() if name not in self._ignored]
         self.context.present_control.broadcast(params, root)
         if self._shards is not None:
