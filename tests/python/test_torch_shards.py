@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -397,44 +396,3 @@ def test_layers_that_are_cut_give_factors(tmp_path: Path) -> None:
     model = wide_network()
     train_wide(model, 0, 1)
     check_same(run(TEAM, factors_of_parts, tmp_path), [parameter.detach() for parameter in model.parameters()])
-
-
-def refuse(rank: int, size: int, backend: str) -> list[torch.Tensor]:
-    mesh = mesh_of(*MACHINES)
-    model, over_both = sharded(mesh["shard"]), sharded(mesh)
-
-    def check(remedy: str, call: Any, *arguments: Any, **named: Any) -> None:
-        with pytest.raises(ValueError, match=re.escape(remedy)):
-            call(*arguments, **named)
-
-    check("fully_shard", poseidon.replicate, network(), mesh["replicate"])
-    check("one dimension", poseidon.replicate, model, mesh)
-    check('mesh["shard"]', poseidon.replicate, over_both, mesh["replicate"])
-    check('mesh["replicate"]', poseidon.DistributedDataParallel, model)  # all ranks, which have different shards
-    check('mesh["replicate"]', poseidon.LocalSGD, model, momentum_sgd(model), 2)
-    wrapper = poseidon.DistributedDataParallel(model, device_mesh=mesh["replicate"])
-    check("whole", poseidon.DistributedOptimizer, momentum_sgd(model), wrapper, "server")
-    check("whole", poseidon.DistributedOptimizer, momentum_sgd(model), wrapper, max_norm=1.0, clip="previous")
-    handle = model[3].weight.register_post_accumulate_grad_hook(lambda parameter: None)
-    check("after backward()", lambda: loss_of(wrapper, batch(0)).backward())
-    handle.remove()
-    return []
-
-
-def test_what_would_train_wrong_is_refused_with_what_to_write(tmp_path: Path) -> None:
-    run(TEAM, refuse, tmp_path)
-
-
-def replicate_twice(rank: int, size: int, backend: str) -> list[torch.Tensor]:
-    mesh = mesh_of(*MACHINES)
-    model = poseidon.replicate(sharded(mesh["shard"]), mesh["replicate"])
-    with pytest.raises(ValueError, match="already"):
-        poseidon.replicate(model, mesh["replicate"])
-    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
-    with pytest.raises(ValueError, match="was wrapped"):
-        loss_of(model, batch(0))
-    return []
-
-
-def test_a_model_is_replicated_once_and_keeps_its_parameters(tmp_path: Path) -> None:
-    run(TEAM, replicate_twice, tmp_path)

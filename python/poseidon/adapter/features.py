@@ -219,7 +219,7 @@ comm_hook: the communication hook {}
 powersgd_hook: powerSGD_hook
   needs same_step: takes a scheme in which every rank waits for all others
   instead: leave the hook out
-sharded: a model of DTensors, as fully_shard makes them
+sharded: a sharded model (DTensors)
   needs own_exchange: has parts of gradients on each rank, which Poseidon exchanges
   needs same_step: has the parts of a parameter in jobs of their own, which know nothing of each other's steps
   breaks whole_parameters: has a part of each parameter on every rank

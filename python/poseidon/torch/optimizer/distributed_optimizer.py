@@ -402,6 +402,7 @@ class DistributedOptimizer(OptimizerWrapper):
         if self.server is not None:
             return OptimizerMemory(*self.server.state_bytes())
         tensors = [value for state in self.state.values() for value in state.values()]
+        tensors = [value.to_local() if hasattr(value, "to_local") else value for value in tensors]
         size = sum(held_bytes(value) for value in tensors if isinstance(value, torch.Tensor) and value.dim())
         return OptimizerMemory(size, size)
 

@@ -195,12 +195,20 @@ def _unwatch_table(module: nn.Module) -> None:
 def _watched_class(kind: type) -> type:
     for function in (Watched.__torch_function__.__func__, WatchedTable.__getitem__):  # type: ignore[attr-defined]
         leave_uncompiled(function)
-    past = {name: _touching(name) for name in _PAST_DISPATCH if hasattr(kind, name)}
+    past: dict[str, Any] = {name: _touching(name) for name in _PAST_DISPATCH if hasattr(kind, name)}
+    if hasattr(kind, _PART):
+        past[_PART] = property(_part)
     return type(f"Watched{kind.__name__}", (Watched, kind), {"_poseidon_class": kind, **past})
 
 
 # Methods of a DTensor that PyTorch does not ask `__torch_function__` about.
 _PAST_DISPATCH = ("to_local", "full_tensor", "redistribute")
+_PART = "_local_tensor"  # its attribute, which optimizers and averages of weights of other libraries use
+
+
+def _part(self: Any) -> Any:
+    touch(self)
+    return getattr(self, _PART)
 
 
 def _touching(name: str) -> Callable[..., Any]:
