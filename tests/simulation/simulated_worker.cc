@@ -1,6 +1,7 @@
 #include "simulation/simulated_worker.h"
 
 #include <algorithm>
+#include <numeric>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -17,7 +18,10 @@ namespace {
 constexpr std::size_t kEndsKept = 12;
 constexpr std::size_t kFactCount = 3;  // of each rank
 
-enum : std::uint64_t { kFirstStarted = 31, kChoice = 37 };
+constexpr std::uint32_t kCommunicator = 7;
+constexpr std::uint64_t kStepsPerCollective = 3;
+
+enum : std::uint64_t { kFirstStarted = 31, kChoice = 37, kCollective = 43 };
 
 Layer numbers_layer(const std::string& name, std::size_t count) {
   Layer layer;
@@ -126,7 +130,9 @@ Status SimulatedWorker::form(Generation& generation) {
   if (!control.ok()) return control.status();
   generation.first_layer = model.value().first_layer;
   generation.facts_layer = control.value().first_layer;
-  return {};
+  std::vector<std::uint32_t> ranks(world_size);
+  std::iota(ranks.begin(), ranks.end(), 0u);
+  return generation.client->add_communicator(kCommunicator, std::move(ranks));
 }
 
 /// All ranks learn who has committed how much, and take the state that counts.
@@ -217,9 +223,31 @@ Status SimulatedWorker::step(Generation& generation) {
     const std::size_t layer = (first % layer_count + i) % layer_count;
     status = start(generation, layer, gradients[layer], results[layer]);
   }
+  if (status.ok()) status = call_collective(generation, number);
   if (const Status waited = client.wait_all([this] { return alive(); }); status.ok()) status = waited;
   if (!status.ok()) return status;
   commit(generation, results);
+  return {};
+}
+
+/// In some steps all ranks call a collective, with the step's exchanges under way.
+Status SimulatedWorker::call_collective(Generation& generation, std::uint64_t number) {
+  const std::uint64_t key = mix(mix(cluster_.seed, kCollective), number);
+  if (key % kStepsPerCollective != 0) return {};
+  Client& client = *generation.client;
+  const auto rank = static_cast<std::size_t>(client.rank());
+  const auto ranks = static_cast<std::size_t>(client.world_size());
+  const RandomCall random = random_calls(ranks, 1, static_cast<unsigned>(key)).front();
+  generation.calls.push_back(prepare(random, number, rank, ranks));
+  const auto call = client.start_collective(kCommunicator, generation.calls.back().call);
+  if (!call.ok()) return call.status();
+  const auto source = client.wait_collective(call.value(), std::chrono::milliseconds(0), [this] { return alive(); });
+  if (!source.ok()) return source.status();
+  const Prepared done = std::move(generation.calls.back());
+  generation.calls.pop_back();
+  if (done.outputs != done.expected)
+    cluster_.report(node_->name + " in generation " + std::to_string(generation_) + ", step " + std::to_string(number) +
+                    ": wrong result of " + std::string(collective_name(random.kind)));
   return {};
 }
 

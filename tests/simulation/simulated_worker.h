@@ -11,6 +11,7 @@
 
 #include "poseidon/client.h"
 #include "simulation/faulty_network.h"
+#include "simulation/random_calls.h"
 #include "simulation/simulated_store.h"
 #include "simulation/training.h"
 
@@ -71,6 +72,7 @@ class SimulatedWorker {
  private:
   /// One generation that it is part of.
   struct Generation {
+    std::vector<Prepared> calls;  // of collectives, whose memory outlives the client
     std::unique_ptr<Client> client;
     std::uint32_t first_layer = 0;
     std::uint32_t facts_layer = 0;  // of all ranks: slot, age of the state, steps committed
@@ -92,6 +94,7 @@ class SimulatedWorker {
   Status share_state(Generation& generation, const Version& newest, std::size_t source);
   void adopt(TrainingState state, const Version& version);
   Status step(Generation& generation);
+  Status call_collective(Generation& generation, std::uint64_t number);
   void choose_schemes(const Generation& generation, std::uint64_t number);
   Status start(Generation& generation, std::size_t layer, const SimulatedGradient& gradient,
                std::vector<float>& result);
