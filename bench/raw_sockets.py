@@ -14,6 +14,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 RANKS = 4
@@ -27,7 +28,7 @@ def receive(connection: socket.socket, into: memoryview) -> None:
         into = into[connection.recv_into(into) :]
 
 
-def in_threads(tasks: list[Callable[[], None]]) -> None:
+def in_threads(tasks: list[Callable[[], Any]]) -> None:
     threads = [threading.Thread(target=task) for task in tasks]
     for thread in threads:
         thread.start()
@@ -54,8 +55,8 @@ def connections(rank: int, ports: list[int], meet: Callable[[], Any]) -> dict[in
 def all_to_all(others: dict[int, socket.socket], source: memoryview, target: memoryview) -> None:
     share = SIZE // RANKS
     parts = {other: slice(other * share, (other + 1) * share) for other in others}
-    sends = [lambda one=one, at=parts[other]: one.sendall(source[at]) for other, one in others.items()]
-    receives = [lambda one=one, at=parts[other]: receive(one, target[at]) for other, one in others.items()]
+    sends = [partial(one.sendall, source[parts[other]]) for other, one in others.items()]
+    receives = [partial(receive, one, target[parts[other]]) for other, one in others.items()]
     in_threads([*sends, *receives])
 
 
@@ -63,7 +64,7 @@ def broadcast(rank: int, others: dict[int, socket.socket], source: memoryview, t
     share = SIZE // (RANKS - 1)
     parts = {other: slice((other - 1) * share, other * share) for other in range(1, RANKS)}
     if rank == 0:
-        in_threads([lambda one=one, at=parts[other]: one.sendall(source[at]) for other, one in others.items()])
+        in_threads([partial(one.sendall, source[parts[other]]) for other, one in others.items()])
         return
 
     def pass_on() -> None:
@@ -75,7 +76,7 @@ def broadcast(rank: int, others: dict[int, socket.socket], source: memoryview, t
                 if other:
                     one.sendall(piece)
 
-    receives = [lambda one=one, at=parts[other]: receive(one, target[at]) for other, one in others.items() if other]
+    receives = [partial(receive, one, target[parts[other]]) for other, one in others.items() if other]
     in_threads([pass_on, *receives])
 
 
@@ -104,7 +105,8 @@ def main() -> None:
     from poseidon.launch import free_port
 
     ports = [free_port() for _ in range(RANKS)]
-    barrier, answers = multiprocessing.Barrier(RANKS), multiprocessing.Queue()
+    barrier = multiprocessing.Barrier(RANKS)
+    answers: Any = multiprocessing.Queue()
     processes = [multiprocessing.Process(target=work, args=(rank, ports, barrier, answers)) for rank in range(RANKS)]
     for process in processes:
         process.start()

@@ -55,8 +55,10 @@ def count_bytes(args: argparse.Namespace) -> int:
 
     with Testbed(args.machines, args.link, fifo_hosts=True, congestion="system") as testbed:
         share = run(testbed, DILOCO, args)["port_share"]
-    print(f"{args.machines} machines of {args.ranks} ranks: a port carries {share:.4f} of the gradients' bytes a step")
-    print(f"  of {EVERY} steps, of which one averages (bar {1.01 / EVERY:.4f})")
+    print(
+        f"{args.machines} machines of {args.ranks} ranks: in {EVERY} steps a port carries {share * EVERY:.4f} of what"
+    )
+    print("  it has to in each step that exchanges gradients (bar 1.01)")
     return 0 if share <= 1.01 / EVERY else 1
 
 

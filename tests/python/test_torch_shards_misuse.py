@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +285,25 @@ def replicate_twice(rank: int, size: int, backend: str) -> list[torch.Tensor]:
 
 def test_a_model_is_replicated_once_and_keeps_its_parameters(tmp_path: Path) -> None:
     run(TEAM, replicate_twice, tmp_path)
+
+
+def dropped(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """A model whose updates are in flight goes with the program's last reference to it."""
+    mesh = mesh_of(*MACHINES)
+    model = sharded(mesh["shard"])
+    wrapper = poseidon.DistributedDataParallel(model, device_mesh=mesh["replicate"])
+    optimizer = poseidon.DistributedOptimizer(momentum_sgd(model), wrapper)
+    loss_of(wrapper, batch(0).chunk(size)[rank]).backward()
+    optimizer.step()
+    optimizer.synchronize()
+    loss_of(wrapper, batch(1).chunk(size)[rank]).backward()
+    gone = weakref.ref(model[1].up.weight)
+    del model, wrapper, optimizer
+    train(poseidon.replicate(sharded(mesh["shard"]), mesh["replicate"]), rank, size)  # lands what was in flight
+    gc.collect()
+    assert gone() is None, "the parameters of a dropped model are kept"
+    return []
+
+
+def test_a_dropped_model_keeps_no_memory(tmp_path: Path) -> None:
+    run(TEAM, dropped, tmp_path)

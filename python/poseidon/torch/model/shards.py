@@ -62,7 +62,6 @@ class LocalShards(nn.Module):
         ]
         for name, buffer in whole.named_buffers(remove_duplicate=False):
             self._buffers[name] = buffer
-        self._wrapper = [_Wrapper(self)]  # not a module of this one
         for group in _fsdp_groups(whole):
             for one in group.fsdp_params:
                 self._shards[one.sharded_param].group = group
@@ -75,11 +74,6 @@ class LocalShards(nn.Module):
         """All exchanges of a backward pass are over: whoever looks at `.grad` of a DTensor sees a DTensor."""
         for shard in self._shards.values():
             shard.show()
-
-    @property
-    def wrapper(self) -> nn.Module:
-        """A module that has this one as its `module`."""
-        return self._wrapper[0]
 
     @property
     def whole(self) -> nn.Module:
@@ -151,7 +145,9 @@ class LocalShards(nn.Module):
                 )
 
 
-class _Wrapper(nn.Module):
+class Around(nn.Module):
+    """A module that has another one as its `module`, as wrappers have."""
+
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module

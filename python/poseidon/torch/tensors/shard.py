@@ -7,6 +7,7 @@ becomes the part's gradient.
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 
 from poseidon.errors import InvalidArgument
 from poseidon.torch.tensors.ownership import holders
-from poseidon.torch.tensors.pending_gradient import PendingGradient
+from poseidon.torch.tensors.pending_gradient import GradientGone, PendingGradient
 from poseidon.torch.tensors.watched import Linked, plain_grad, raw_grad
 
 _HOLDERS_WITH_FSDP = 4  # which keeps it flat, and as a view of that (torch 2.13)
@@ -84,7 +85,8 @@ class Shard(Linked, nn.Parameter):
 
     def take_in(self) -> None:
         shown = raw_grad(self.whole)
-        if shown is not self._shown:  # the program, FSDP or autograd has put it there
+        if shown is not self._shown:  # the program, FSDP, autograd or another wrapper's part has put it there
+            shown = shown.resolve() if isinstance(shown, PendingGradient) else shown
             plain_grad.__set__(self, None if shown is None else local_part(shown))  # type: ignore[attr-defined]
             self._shown = shown
 
@@ -105,11 +107,19 @@ class Shard(Linked, nn.Parameter):
 
     def _stand_in(self, value: torch.Tensor) -> PendingGradient:
         zero_later = value.zeroes_later if isinstance(value, PendingGradient) else None
-        stand_in = ShardGradient.make(self.whole, self._resolve, zero_later)
+        reference = weakref.ref(self)  # Python's garbage collector does not see what is in `.grad`
+
+        def resolve(_: PendingGradient) -> torch.Tensor:
+            if (shard := reference()) is None:
+                raise GradientGone("the gradient is that of a model that does not exist any more: read it before")
+            return shard._made()
+
+        stand_in = ShardGradient.make(self.whole, resolve, zero_later)
         stand_in.kind = kind_of(self.whole)
         return stand_in
 
-    def _resolve(self, stand_in: PendingGradient) -> torch.Tensor:
+    def _made(self) -> torch.Tensor:
+        """The DTensor of the gradient, which is in `.grad` of the other one from now on."""
         value = plain_grad.__get__(self)
         if isinstance(value, PendingGradient):
             value = value.resolve()

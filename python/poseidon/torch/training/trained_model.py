@@ -34,7 +34,7 @@ from poseidon.torch.model.collector import collector_paused
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.replica import Replica, Unwatched
 from poseidon.torch.model.sharded_parameter import ShardedParameter
-from poseidon.torch.model.shards import LocalShards, dtensors
+from poseidon.torch.model.shards import Around, LocalShards, dtensors
 from poseidon.torch.process.context import check_joins
 from poseidon.torch.process.process_groups import default_group
 from poseidon.torch.training.buffers import ModelBuffers
@@ -72,7 +72,8 @@ class TrainedModel:
             self.features.add("sharded")
             self._shards.check_ranks(ranks)
             self._shards.check_complete(ignored)
-            wrapper, module = self._shards.wrapper, self._shards
+            self._around = Around(self._shards)
+            wrapper, module = self._around, self._shards
         self.module = module
         self.recorder = Recorder()
         self._run_recorder: RunRecorder | None = None
