@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import workers
+from poseidon.torch import DistributedDataParallel, replace_ddp
 from poseidon.torch.backend.hsdp import exchange_replicas
 from sharded_cases import MACHINES, Scene, alone, check_same, mesh_of, network, run, sharded, tensor_parallel, train
 from sharded_cases import whole as parameters_of
@@ -43,6 +44,37 @@ def dropped_in(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     return parameters_of(model)
 
 
+def composed(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """torch's composable replicate(), under `--drop-in`."""
+    restore = replace_ddp()
+    try:
+        from torch.distributed._composable.replicate import replicate as make_replicas
+
+        model = make_replicas(network())
+        train(model, rank, size)
+        (wrapper,) = [one for one in [make_replicas.state(model)._ddp_weakref()] if one is not None]
+        assert isinstance(wrapper, DistributedDataParallel)
+    finally:
+        restore()
+    return parameters_of(model)
+
+
+def composed_with_fsdp(rank: int, size: int, backend: str) -> list[torch.Tensor]:
+    """Its newer form, which uses what FSDP2 has."""
+    restore = exchange_replicas()
+    try:
+        from torch.distributed._composable.replicate_with_fsdp import replicate as make_replicas
+
+        model = network()
+        for block in model[1:3]:
+            make_replicas(block)
+        make_replicas(model)
+    finally:
+        restore()
+    train(model, rank, size)
+    return parameters_of(model)
+
+
 def shard_all(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -72,6 +104,8 @@ def cut_layers(rank: int, size: int, backend: str) -> list[torch.Tensor]:
         (shard_and_replicate, "poseidon"),
         (shard_and_replicate, "gloo"),
         (dropped_in, "gloo"),
+        (composed, "gloo"),
+        (composed_with_fsdp, "gloo"),
         (shard_all, "poseidon"),
         (replicate, "poseidon"),
         (cut_layers, "poseidon"),

@@ -180,6 +180,15 @@ class DistributedDataParallel(ModelCopies, ModelJoins, TorchDistributedDataParal
         self._end_forward(output)
         return output
 
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Begins a forward pass of a module that torch's replicate() has hooked, as torch's class does."""
+        return self._begin_forward(inputs, kwargs, compiled=False)[:2]
+
+    def _post_forward(self, output: Any) -> Any:
+        """Ends it."""
+        self._end_forward(output)
+        return output
+
     @torch._disable_dynamo
     def _begin_forward(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any], compiled: bool

@@ -15,10 +15,10 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchsClass
 from poseidon.errors import InvalidArgument
 from poseidon.torch.ddp import DistributedDataParallel
 
-_PUBLIC = ("torch.nn.parallel", "torch.nn.parallel.distributed")
+# torch's replicate() wraps modules by its class, too.
+_COMPOSABLE = "torch.distributed._composable.replicate"
+_PUBLIC = ("torch.nn.parallel", "torch.nn.parallel.distributed", _COMPOSABLE)
 _KNOW_BOTH = ("torch", "poseidon")  # torch asks whether a model is of its class, which Poseidon's is derived from
-# It uses private parts of torch's class, which do nothing in Poseidon's; imported now, it keeps that for good.
-_KEEPS_TORCHS = "torch.distributed._composable.replicate"
 
 Restore = Callable[[], None]
 
@@ -31,7 +31,7 @@ def replace_ddp() -> Restore:
     that class would stay torch's.
     """
     with suppress(ImportError):
-        importlib.import_module(_KEEPS_TORCHS)
+        importlib.import_module(_COMPOSABLE)
     for derived in TorchsClass.__subclasses__():
         if not _is_of(_KNOW_BOTH, derived.__module__):
             raise InvalidArgument(
