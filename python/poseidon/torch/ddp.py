@@ -119,7 +119,8 @@ class DistributedDataParallel(ModelCopies, ModelJoins, TorchDistributedDataParal
         if self._trained.sync is not None:
             self._trained.sync.static_graph = static_graph
         self.device_ids, self.output_device = torch_arguments.choose_devices(module, device_ids, output_device)
-        self.device = next(module.parameters()).device
+        exchanged = [entry.param for entry in self._trained.entries]
+        self.device = next(iter(exchanged or module.parameters())).device
         self.device_type = self.device.type
         self.is_multi_device_module = False
         self.use_side_stream_for_tensor_copies = True

@@ -65,6 +65,10 @@ class LocalSGD(OptimizerWrapper):
     Then each of its parameters becomes `mix` (0.5) times itself plus 1 − `mix` times the global one (Streaming DiLoCo,
     Douillard et al. 2025). `average()` makes the replicas equal.
 
+    `device_mesh` is for a model that FSDP2 or tensor parallelism has sharded: the dimension along which it is replicated,
+    such as `mesh["replicate"]`. Each rank then averages its shards with the ranks that have the same ones. See
+    docs/sharded.md.
+
     Learning-rate schedulers, hooks and a `GradScaler` take this object as they take `optimizer`. A step that a
     GradScaler skips on one rank counts as a step there. Collective: every rank makes it with the same model and
     arguments, and all take rank 0's parameters and buffers. Raises InvalidArgument, saying what to do, for a model or
@@ -101,6 +105,7 @@ class LocalSGD(OptimizerWrapper):
         if self._shards is not None:
             self.features.add("sharded")
             self._shards.check_ranks(ranks_of(group))
+            self._shards.check_complete(())
         self.every = every
         """The number of steps from one averaging to the next."""
         self._buffers = ModelBuffers(model, ())
