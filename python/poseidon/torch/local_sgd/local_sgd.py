@@ -65,9 +65,9 @@ class LocalSGD(OptimizerWrapper):
     Then each of its parameters becomes `mix` (0.5) times itself plus 1 − `mix` times the global one (Streaming DiLoCo,
     Douillard et al. 2025). `average()` makes the replicas equal.
 
-    `device_mesh` is for a model that FSDP2 or tensor parallelism has sharded: the dimension along which it is replicated,
-    such as `mesh["replicate"]`. Each rank then averages its shards with the ranks that have the same ones. See
-    docs/sharded.md.
+    `device_mesh` is for a model that FSDP2 or tensor parallelism has sharded: the dimension along which it is
+    replicated, such as `mesh["replicate"]`. Each rank then averages its shards with the ranks that have the same ones.
+    See docs/sharded.md.
 
     Learning-rate schedulers, hooks and a `GradScaler` take this object as they take `optimizer`. A step that a
     GradScaler skips on one rank counts as a step there. Collective: every rank makes it with the same model and
