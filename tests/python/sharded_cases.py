@@ -91,6 +91,19 @@ def sharded(mesh: Any, **options: Any) -> Any:
     return fully_shard(model, mesh=mesh, **options)
 
 
+def made(machines: int, overlaps: bool) -> tuple[Any, nn.Module, Any]:
+    """The model over so many machines, what is trained, and its optimizer."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (machines, 4 // machines), mesh_dim_names=MACHINES)
+    model = sharded(mesh["shard"])
+    optimizer = momentum_sgd(model)
+    if not overlaps:
+        return model, poseidon.torch.replicate(model, mesh["replicate"]), optimizer
+    wrapper = poseidon.torch.DistributedDataParallel(model, device_mesh=mesh["replicate"])
+    return model, wrapper, poseidon.torch.DistributedOptimizer(optimizer, wrapper)
+
+
 def tensor_parallel(mesh: Any, model: nn.Sequential | None = None) -> nn.Sequential:
     """The network with two of each block's layers cut, one by columns and one by rows."""
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module

@@ -52,8 +52,7 @@ def composed(rank: int, size: int, backend: str) -> list[torch.Tensor]:
 
         model = make_replicas(network())
         train(model, rank, size)
-        (wrapper,) = [one for one in [make_replicas.state(model)._ddp_weakref()] if one is not None]
-        assert isinstance(wrapper, DistributedDataParallel)
+        assert isinstance(make_replicas.state(model)._ddp_weakref(), DistributedDataParallel)
     finally:
         restore()
     return parameters_of(model)

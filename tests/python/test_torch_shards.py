@@ -22,6 +22,7 @@ from sharded_cases import (
     batch,
     check_same,
     loss_of,
+    made,
     mesh_of,
     momentum_sgd,
     network,
@@ -128,10 +129,7 @@ def accumulated_on_the_machine(rank: int, size: int, backend: str) -> list[torch
 
 def overlapped(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     """Updates that the next forward pass waits for, group by group."""
-    mesh = mesh_of(*MACHINES)
-    model = sharded(mesh["shard"])
-    wrapper = poseidon.DistributedDataParallel(model, device_mesh=mesh["replicate"])
-    optimizer = poseidon.DistributedOptimizer(momentum_sgd(model), wrapper)
+    model, wrapper, optimizer = made(2, overlaps=True)
     waits = 0
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -144,10 +142,7 @@ def overlapped(rank: int, size: int, backend: str) -> list[torch.Tensor]:
 
 def overlapped_and_read(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     """The program reads and scales gradients whose exchange is not over, and parameters whose update is not made."""
-    mesh = mesh_of(*MACHINES)
-    model = sharded(mesh["shard"])
-    wrapper = poseidon.DistributedDataParallel(model, device_mesh=mesh["replicate"])
-    optimizer = poseidon.DistributedOptimizer(momentum_sgd(model), wrapper)
+    model, wrapper, optimizer = made(2, overlaps=True)
     for step in range(STEPS):
         optimizer.zero_grad(set_to_none=False)
         for half in batch(step).chunk(size)[rank].chunk(2):
@@ -243,19 +238,6 @@ def train_steps(model: nn.Module, optimizer: Any, steps: range, rank: int, size:
         optimizer.zero_grad()
         loss_of(model, batch(step).chunk(size)[rank]).backward()
         optimizer.step()
-
-
-def made(machines: int, overlaps: bool) -> tuple[Any, nn.Module, Any]:
-    """The model over so many machines, what is trained, and its optimizer."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    mesh = init_device_mesh("cpu", (machines, 4 // machines), mesh_dim_names=MACHINES)
-    model = sharded(mesh["shard"])
-    optimizer = momentum_sgd(model)
-    if not overlaps:
-        return model, poseidon.replicate(model, mesh["replicate"]), optimizer
-    wrapper = poseidon.DistributedDataParallel(model, device_mesh=mesh["replicate"])
-    return model, wrapper, poseidon.DistributedOptimizer(optimizer, wrapper)
 
 
 def saved_and_loaded(rank: int, size: int, machines: int, overlaps: bool) -> list[torch.Tensor]:

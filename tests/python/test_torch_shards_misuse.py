@@ -22,6 +22,7 @@ from sharded_cases import (
     batch,
     check_same,
     loss_of,
+    made,
     mesh_of,
     momentum_sgd,
     network,
@@ -124,10 +125,7 @@ def with_kept_views(rank: int, size: int, backend: str) -> list[torch.Tensor]:
 
 def joined(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     """The second machine runs out of data: its last step is the first machine's, updates in flight included."""
-    mesh = mesh_of(*MACHINES)
-    model = sharded(mesh["shard"])
-    wrapper = poseidon.DistributedDataParallel(model, device_mesh=mesh["replicate"])
-    optimizer = poseidon.DistributedOptimizer(momentum_sgd(model), wrapper)
+    model, wrapper, optimizer = made(2, overlaps=True)
     with wrapper.join():
         for step in range(STEPS - rank // 2):
             optimizer.zero_grad()
@@ -289,17 +287,14 @@ def test_a_model_is_replicated_once_and_keeps_its_parameters(tmp_path: Path) -> 
 
 def dropped(rank: int, size: int, backend: str) -> list[torch.Tensor]:
     """A model whose updates are in flight goes with the program's last reference to it."""
-    mesh = mesh_of(*MACHINES)
-    model = sharded(mesh["shard"])
-    wrapper = poseidon.DistributedDataParallel(model, device_mesh=mesh["replicate"])
-    optimizer = poseidon.DistributedOptimizer(momentum_sgd(model), wrapper)
+    model, wrapper, optimizer = made(2, overlaps=True)
     loss_of(wrapper, batch(0).chunk(size)[rank]).backward()
     optimizer.step()
     optimizer.synchronize()
     loss_of(wrapper, batch(1).chunk(size)[rank]).backward()
     gone = weakref.ref(model[1].up.weight)
     del model, wrapper, optimizer
-    train(poseidon.replicate(sharded(mesh["shard"]), mesh["replicate"]), rank, size)  # lands what was in flight
+    train(made(2, overlaps=False)[1], rank, size)  # lands what was in flight
     gc.collect()
     assert gone() is None, "the parameters of a dropped model are kept"
     return []

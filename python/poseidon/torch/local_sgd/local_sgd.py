@@ -26,7 +26,7 @@ from poseidon.torch.local_sgd.fragments import Fragments, Streaming
 from poseidon.torch.model.collect import collect_parameters, describe
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.replica import Replica
-from poseidon.torch.model.shards import LocalShards, dtensors
+from poseidon.torch.model.shards import shards_of
 from poseidon.torch.optimizer.wrapper import STATE_HOOKS, OptimizerWrapper, described
 from poseidon.torch.process.context import check_joins, context_of
 from poseidon.torch.process.process_groups import ranks_of
@@ -100,12 +100,8 @@ class LocalSGD(OptimizerWrapper):
         self._context = here
         self.model = model
         """The model that it trains."""
-        self._shards = LocalShards(model) if dtensors(model) else None
+        self._shards = shards_of(model, self.features, ranks_of(group))
         self._averaged: nn.Module = model if self._shards is None else self._shards
-        if self._shards is not None:
-            self.features.add("sharded")
-            self._shards.check_ranks(ranks_of(group))
-            self._shards.check_complete(())
         self.every = every
         """The number of steps from one averaging to the next."""
         self._buffers = ModelBuffers(model, ())
@@ -173,8 +169,7 @@ class LocalSGD(OptimizerWrapper):
                 self._replica.connect(control)
             self._buffers.check()
             options = f"LocalSGD {self._plan}, outer {self._outer}"
-            text = describe(self._averaged, self._found, options, ())
-            check_same(control, text if self._shards is None else f"{text}\n{self._shards.describe()}", "model")
+            check_same(control, describe(self._averaged, self._found, options, ()), "model")
             self._buffers.connect(control)
             self._fragments.connect(client, control)
             self._weight.connect(control)

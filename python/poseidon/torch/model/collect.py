@@ -161,6 +161,7 @@ def describe(
         lines.append(f"parameter {name}: {_tensor(param)}, requires_grad {param.requires_grad}, {how}")
     found = module.named_buffers() if buffers else ()
     lines += [f"buffer {name}: {_tensor(buffer)}" for name, buffer in found if name not in ignored]
+    lines += [module.describe()] if isinstance(module, LocalShards) else []
     return "\n".join(lines)
 
 

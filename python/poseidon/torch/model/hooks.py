@@ -106,6 +106,19 @@ def posthook(target: Reached) -> Callable[[Any, Any], None]:
     return hook
 
 
+def while_alive(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls the method, as long as its object lives; then it returns None.
+
+    There is to be no cycle through the objects of a model: without its wrapper a module is at once plain.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*args: Any, **named: Any) -> Any:
+        return None if (found := reference()) is None else found(*args, **named)
+
+    return call
+
+
 def in_turn(first: Callable[..., None], second: Callable[..., None]) -> Callable[..., None]:
     """One hook that is both of these."""
 

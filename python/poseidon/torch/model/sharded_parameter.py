@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from poseidon.errors import InvalidArgument
-from poseidon.torch.model.hooks import in_turn
+from poseidon.torch.model.hooks import in_turn, while_alive
 from poseidon.torch.model.parameters import BackwardListener, SyncedParameter
 from poseidon.torch.model.passes import Mode
 from poseidon.torch.tensors.shard import Shard
@@ -63,16 +63,16 @@ class ShardedParameter(SyncedParameter):
             arrived(None, (None,))
 
     def make_posthook(self) -> Callable[..., None]:
-        return in_turn(_call(self, "_prepare"), super().make_posthook())
+        return in_turn(while_alive(self._prepare), super().make_posthook())
 
     def make_prehook(self) -> Callable[..., None]:
-        return in_turn(super().make_prehook(), _call(self, "_show"))
+        return in_turn(super().make_prehook(), while_alive(self._show))
 
-    def _show(self) -> None:
+    def _show(self, *_: Any) -> None:
         """Autograd is about to add to the DTensor's `.grad`, which must be no stand-in then."""
         self.param.show()
 
-    def _prepare(self) -> None:
+    def _prepare(self, *_: Any) -> None:
         """Makes the gradient that is in `.grad` of the DTensor that of this part, and gives it memory of its own."""
         self._check_hooks()
         whole, listener = self.whole, self._listener()
@@ -92,14 +92,3 @@ class ShardedParameter(SyncedParameter):
                 f"parameter {self.name} has a hook by register_post_accumulate_grad_hook(), which would see this "
                 "rank's own gradient: use the gradient after backward()"
             )
-
-
-def _call(entry: ShardedParameter, name: str) -> Callable[..., None]:
-    """Calls this method, and keeps no model alive."""
-    method = weakref.WeakMethod(getattr(entry, name))
-
-    def call(*_: Any) -> None:
-        if (found := method()) is not None:
-            found()
-
-    return call

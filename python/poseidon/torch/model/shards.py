@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import nn
 
+from poseidon.adapter.features import Features
 from poseidon.errors import InvalidArgument
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.shard import Shard, local_part
@@ -169,6 +170,22 @@ def _fsdp_groups(whole: nn.Module) -> list[Any]:
         for group in (state._fsdp_param_groups if many else [state._fsdp_param_group])
     ]
     return [group for group in found if group is not None]
+
+
+def shards_of(
+    module: nn.Module, features: Features, ranks: Collection[int], ignored: Collection[str] = ()
+) -> LocalShards | None:
+    """What this rank has of a sharded module, whose replicas these ranks train; None for a module that is whole.
+
+    Raises InvalidArgument, with what to write, for one that `features` or these ranks cannot have.
+    """
+    if not dtensors(module):
+        return None
+    shards = LocalShards(module)
+    features.add("sharded")
+    shards.check_ranks(ranks)
+    shards.check_complete(ignored)
+    return shards
 
 
 class _Before:

@@ -6,7 +6,7 @@ import sys
 import warnings
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
 from typing import Any
 
@@ -31,10 +31,11 @@ from poseidon.torch.exchange.synchronizer import Synchronizer
 from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import collect_parameters, describe
 from poseidon.torch.model.collector import collector_paused
+from poseidon.torch.model.hooks import while_alive
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.model.replica import Replica, Unwatched
 from poseidon.torch.model.sharded_parameter import ShardedParameter
-from poseidon.torch.model.shards import Around, LocalShards, dtensors
+from poseidon.torch.model.shards import Around, shards_of
 from poseidon.torch.process.context import check_joins
 from poseidon.torch.process.process_groups import default_group
 from poseidon.torch.training.buffers import ModelBuffers
@@ -67,11 +68,8 @@ class TrainedModel:
         self.features = Features("wrapped", within=here.features)
         self._given = plain(module)  # as the program has it
         self.buffers = ModelBuffers(module, frozenset(ignored))
-        self._shards = LocalShards(module) if dtensors(module) else None
+        self._shards = shards_of(module, self.features, ranks, ignored)
         if self._shards is not None:
-            self.features.add("sharded")
-            self._shards.check_ranks(ranks)
-            self._shards.check_complete(ignored)
             self._around = Around(self._shards)
             wrapper, module = self._around, self._shards
         self.module = module
@@ -107,16 +105,16 @@ class TrainedModel:
         here = self.context
         sync = Synchronizer(self.entries, here.settings, here.features)
         sync.module = weakref.ref(self._given)
-        sync.runs.on_over.append(_while_alive(self._finished_step))
+        sync.runs.on_over.append(while_alive(self._finished_step))
         sync.replica = self._make_replica(sync)
-        sync.step_check.before = _while_alive(self.check_joins)
+        sync.step_check.before = while_alive(self.check_joins)
         if here.features.keeps(SAME_STEP):
-            self._empty_steps = EmptySteps(sync, here.rank, _while_alive(self._is_in_join))
+            self._empty_steps = EmptySteps(sync, here.rank, while_alive(self._is_in_join))
         if self._shards is not None:
             sync.runs.on_over.insert(0, self._shards.show_gradients)
         if here.recovers and self._sends_buffers:
             # Not before the next forward: whoever has made a step has rank 0's buffers then, should rank 0 be lost.
-            sync.before_results = partial(_while_alive(self.broadcast_buffers), 0, root_waits=True)
+            sync.before_results = partial(while_alive(self.broadcast_buffers), 0, root_waits=True)
         return sync
 
     def _make_replica(self, sync: Synchronizer) -> Unwatched:
@@ -124,8 +122,8 @@ class TrainedModel:
         if check is None:
             return Unwatched()
         replica = Replica(self.module, self._ignored, check)
-        replica.paused = _while_alive(self._is_in_join)
-        replica.confirm_by(updates_here=_while_alive(self._is_updated_here), settle=_while_alive(sync.settle))
+        replica.paused = while_alive(self._is_in_join)
+        replica.confirm_by(updates_here=while_alive(self._is_updated_here), settle=while_alive(sync.settle))
         return replica
 
     def _is_in_join(self) -> bool:
@@ -171,7 +169,6 @@ class TrainedModel:
         options = f"buffers in forward {self._sends_buffers}, at the start {buffers_too}, init_sync {init_sync}"
         options += f", {sync.layers.powersgd.describe()}" if sync.layers.powersgd is not None else ""
         text = describe(self.module, self.entries, options, self._ignored, shares_buffers)
-        text += "" if self._shards is None else "\n" + self._shards.describe()
         check_same(here.present_control, text, "model")
         if self._sends_buffers and self.buffers.tensors():
             self.buffers.connect(here.present_control)
@@ -228,7 +225,7 @@ class TrainedModel:
         """Gradients of DTensors are exchanged whether or not a forward pass of the whole module has begun."""
         for entry in self.entries:
             if isinstance(entry, ShardedParameter):
-                entry.unannounced = _while_alive(self.demand_exchange)
+                entry.unannounced = while_alive(self.demand_exchange)
 
     def demand_exchange(self) -> None:
         """The next backward pass is to exchange gradients, whatever forward pass it belongs to."""
@@ -379,19 +376,6 @@ class Wrapper:
     @abstractmethod
     def trained_model(self) -> TrainedModel:
         """The model's part in the job."""
-
-
-def _while_alive(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Calls the method, as long as its object lives; then it returns None.
-
-    There is to be no cycle through a `TrainedModel`: without its wrapper a module is at once plain.
-    """
-    reference = weakref.WeakMethod(method)
-
-    def call(*args: Any, **named: Any) -> Any:
-        return None if (found := reference()) is None else found(*args, **named)
-
-    return call
 
 
 def _check_entries(entries: list[SyncedParameter]) -> None:
