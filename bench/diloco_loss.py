@@ -70,8 +70,10 @@ def network() -> Any:
         def __init__(self) -> None:
             super().__init__()
             self.tokens, self.places = nn.Embedding(SYMBOLS, WIDTH), nn.Embedding(LENGTH, WIDTH)
-            layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
-            self.blocks = nn.ModuleList([layer, type(layer)(WIDTH, 4, 4 * WIDTH, 0.0, "gelu", True, norm_first=True)])
+            self.blocks = nn.ModuleList(
+                nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, 0.0, "gelu", batch_first=True, norm_first=True)
+                for _ in range(2)
+            )
             self.head = nn.Linear(WIDTH, SYMBOLS)
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
