@@ -74,6 +74,9 @@ class Evicted(PoseidonError):
     code = "evicted"
 
 
+SURVIVABLE = (PeerLost, Aborted, PoseidonTimeout, Unreachable, Refused)
+"""What the failure of another process, or of the network, looks like: training can go on with a replacement."""
+
 _BY_CODE: dict[str, type[PoseidonError]] = {
     cls.code: cls
     for cls in (InvalidArgument, PoseidonTimeout, PeerLost, Mismatch, Refused, Unreachable, Aborted, ShutDown, Evicted)

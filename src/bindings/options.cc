@@ -121,6 +121,7 @@ nb::dict job_name() { return of("job_name"); }
 nb::dict label() { return of("label"); }
 nb::dict list() { return of("list"); }
 nb::dict addresses() { return of("addresses"); }
+nb::dict replica_place() { return of("replica_place"); }
 nb::dict code_points() { return of("code_points"); }
 
 nb::dict one_of(const std::vector<std::pair<std::string, std::string>>& names) {

@@ -163,8 +163,8 @@ class LinearState(TrainingState):
     def streams(self) -> RandomStreams | None:
         return Streams()
 
-    def whole_step(self, step: int) -> int:
-        return step if step in self._beginning else -1
+    def whole_steps(self, step: int) -> list[int]:
+        return [step] if step in self._beginning else []
 
     def go_back(self, step: int) -> None:
         for one, value in zip(self._model.variables, self._beginning[step], strict=True):

@@ -25,7 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 import poseidon.torch as poseidon
 from forked import FORK
 from poseidon.adapter.control import Control
-from poseidon.adapter.recovery import EXIT_STATUS
+from poseidon.adapter.drain import EXIT_STATUS
 from poseidon.launch import free_port
 from poseidon.options import resolve
 from poseidon.schemes import is_lossy

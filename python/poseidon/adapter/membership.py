@@ -15,6 +15,7 @@ from poseidon.adapter.features import SAME_STEP, Features
 from poseidon.adapter.join import JoinedTraining
 from poseidon.adapter.meter import Meter
 from poseidon.adapter.saved_steps import SavedSteps, Settles
+from poseidon.adapter.shard_group import ShardGroup
 from poseidon.adapter.store import agents_store, default_store, shared_store
 from poseidon.chunk_cache import settle_chunk_bytes
 from poseidon.errors import PoseidonError, PoseidonTimeout
@@ -37,12 +38,21 @@ class Membership:
 
     `features`: what the job has, beside what the options give. `recovers`: on_failure is rejoin or shrink. Then there
     is no client before `Recovery` calls `meet`, so that nobody waits for a worker that is still setting up.
+    `shard_group`: with the option `replica`, the ranks of the same replica, which have other jobs of this kind.
     """
 
-    def __init__(self, settings: Settings, arrays: Arrays, *features: str, is_world: bool = True) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        arrays: Arrays,
+        *features: str,
+        is_world: bool = True,
+        shard_group: ShardGroup | None = None,
+    ) -> None:
         refuse_without_srun(settings.sources, os.environ)
         self.features = Features.of(settings, *features)
         self.settings = settings
+        self.shard_group = shard_group
         self.is_world = is_world  # whether this is the process's own job, not one of a part of its ranks
         self.client: _core.Client | None = None
         self.control: Control | None = None
@@ -204,5 +214,5 @@ class Membership:
             self.client.abort(why, planned=True)
 
     def _refuse_group_of_torch(self) -> None:
-        if default_store() is not None and not self.settings.use_agent_store:
+        if default_store() is not None and not self.settings.use_agent_store and self.shard_group is None:
             self.features.check("torch_group")

@@ -10,10 +10,12 @@ from typing import Any
 from poseidon.adapter.arrays import Arrays
 from poseidon.adapter.control import Control
 from poseidon.adapter.failure_watch import FailureWatch
+from poseidon.adapter.features import Features
 from poseidon.adapter.membership import Membership
+from poseidon.adapter.shard_group import ShardGroup
 from poseidon.errors import InvalidArgument, PoseidonError, ShutDown
 from poseidon.failure_marks import note_end
-from poseidon.options import World, resolve
+from poseidon.options import World, between_replicas, resolve, within_replica
 
 
 class Process(FailureWatch):
@@ -22,6 +24,7 @@ class Process(FailureWatch):
     def __init__(self, arrays: Arrays, *features: str) -> None:
         super().__init__()
         self.own: Membership | None = None
+        self.within: Membership | None = None  # with the option `replica`: of the job of this replica's ranks
         self._arrays, self._features = arrays, features  # the second: what the framework adds to every job's
 
     def init(self, place: World | None, options: Mapping[str, Any]) -> None:
@@ -33,7 +36,14 @@ class Process(FailureWatch):
     def join(self, place: World | None, options: Mapping[str, Any]) -> None:
         """Makes this process part of its own job, with this place in it. If it is None, the options give the place."""
         self.watch()
-        self.own = Membership(resolve(place, **options), self._arrays, *self._features)
+        settings = resolve(place, **options)
+        if not settings.replica:
+            self.own = Membership(settings, self._arrays, *self._features)
+            return
+        between = between_replicas(settings)
+        Features.of(between, *self._features)
+        self.within = Membership(within_replica(settings), self._arrays, is_world=False)
+        self.own = Membership(between, self._arrays, *self._features, shard_group=ShardGroup(self.within))
 
     def joined(self) -> Membership:
         """This process's own job. Raises ShutDown if it has not joined one, or has left it."""
@@ -60,7 +70,7 @@ class Process(FailureWatch):
 
     def all(self) -> list[Membership]:
         """All jobs of this process, in the same order on all ranks."""
-        return [] if self.own is None else [self.own]
+        return [one for one in (self.own, self.within) if one is not None]
 
     def finish(self) -> None:
         """Leaves all jobs because the program says that its work is done."""
@@ -73,9 +83,14 @@ class Process(FailureWatch):
 
     def end(self) -> None:
         """Leaves all jobs."""
-        leaving, self.own = self.all(), None
+        leaving = self.all()
+        self.forget()
         for one in leaving:
             one.end()
+
+    def forget(self) -> None:
+        """This process belongs to no job any more."""
+        self.own = self.within = None
 
     def failures(self) -> list[PoseidonError]:
         """What has ended jobs of this process."""

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from poseidon.adapter.agreement import check_same
 from poseidon.adapter.control import Control
+from poseidon.adapter.drain import Drain
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.own_versions import OwnVersions
 from poseidon.adapter.snapshots import Snapshots, tell
 from poseidon.adapter.state_text import broadcast
 from poseidon.adapter.training_state import OwnState, TrainingState
 from poseidon.adapter.versions import Versions
-from poseidon.errors import Aborted, InvalidArgument, PeerLost, PoseidonError, PoseidonTimeout, Refused, Unreachable
-
-SURVIVABLE = (PeerLost, Aborted, PoseidonTimeout, Unreachable, Refused)
-"""What the failure of another process, or of the network, looks like here."""
+from poseidon.errors import SURVIVABLE, Aborted, InvalidArgument, PoseidonError
 
 _MOST_FAILURES = 10  # of the same members without getting any further: then it is no accident
 _LOOK_SECONDS = 1.0
@@ -49,6 +44,28 @@ class RecoveryEvent:
         )
 
 
+@dataclass
+class _Agreed:
+    """What the ranks of a generation have agreed on, before any of them has changed something."""
+
+    step: int
+    finished: int
+    slots: list[int]  # of the ranks
+    are_new: list[bool]  # by rank
+    counted: list[int]  # failures, the furthest step that has failed, the step of the last snapshot
+    decisions: list[int]
+    state: dict[str, Any] | None = None  # that this rank is to take over
+
+    def take(self, state: dict[str, Any], needed: bool) -> None:
+        """All go on from this state, which this rank `needed` or has."""
+        self.step, self.finished, self.state = state["step"], state["finished"], state if needed else None
+
+    @property
+    def alike(self) -> list[int]:
+        """What must be the same in the jobs of all shards of a replica."""
+        return [self.step, *self.slots]
+
+
 class Recovery:
     """Trains in attempts. An attempt that fails because another worker is lost is made again, with its replacement.
 
@@ -62,6 +79,10 @@ class Recovery:
     ) -> None:
         self._context = here
         self._state = state
+        self._shards = here.shard_group if here.recovers else None  # with which this rank makes each step
+        self._wishes = [False, False]  # of some rank among them: to take in a worker, to leave
+        if self._shards is not None:
+            _check_sharded(state, directory)
         self._versions = _versions(state, here, directory, every, keep)
         snapshots = directory is not None and self._versions is None
         self._snapshots = Snapshots(directory, keep, state.arrays) if directory is not None and snapshots else None
@@ -104,6 +125,7 @@ class Recovery:
         """
         while not self._survived(self._begin):
             pass
+        failure: PoseidonError | None = None
         try:
             yield
             if self._versions is not None:
@@ -111,19 +133,23 @@ class Recovery:
         except SURVIVABLE as error:
             if not self._context.recovers:
                 raise
-            failure: PoseidonError = error.with_traceback(None)
+            failure = error.with_traceback(None)
         except BaseException as error:
             # Should the program catch it and go on, what this attempt has changed is put back first.
             self._own_failure = Aborted(f"an attempt of this rank itself failed: {type(error).__name__}: {error}")
             if isinstance(error, Exception):
                 self._context.abort(error)
+                if self._shards is not None:
+                    self._shards.abort(error)
             raise
-        else:
+        if self._shards is not None:
+            failure, self._wishes = self._shards.end(failure, [self._someone_joins(), self._drain.asked])
+        if failure is None:
             self._step += 1
             if self._step > self._failed_step:  # those before it may be made again and again
                 self._failures = 0
-            return
-        self._recover(failure)
+        else:
+            self._recover(failure)
 
     def until(self, step: int) -> bool:
         """Whether there are steps left before `step`.
@@ -132,7 +158,7 @@ class Recovery:
         every rank may read parameters, save them or leave.
         """
         while self._step >= step > self._finished:
-            self._survived(self._complete)
+            self._survived(self._complete, together=True)
         return self._step < step
 
     def drain(self) -> None:
@@ -157,22 +183,38 @@ class Recovery:
         failure, self._own_failure = self._own_failure, None
         if failure is not None and here.recovers:
             raise failure
-        if self._drain.asked:
+        joins, leaves = (self._someone_joins(), self._drain.asked) if self._shards is None else self._wishes
+        if leaves:
             self._leave()
-        self._state.begin(self._step, here.rank)
-        # After a failure the next exchange tells it. Until then nobody is refused because a member seems to live.
-        has_failed = here.client is not None and here.client.failure is not None
-        if here.recovers and not has_failed and time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + _LOOK_SECONDS
-            if here.rank == 0 and (refused := here.newly_refused()):
-                tell(refused)
-            if here.someone_joins():
-                here.end_generation("a worker joins, so the job's next generation begins")
-                raise Aborted("a worker joins")
+        self._state.begin(self._step, self._stream)
+        if joins:
+            self._wishes = [False, False]
+            here.end_generation("a worker joins, so the job's next generation begins")
+            raise Aborted("a worker joins")
+        if self._shards is not None:
+            self._shards.begin()
         if self._versions is not None:
             self._versions.take(self._step, self._finished, here.rank == 0)
         elif self._step % self._every == 0:
             self._write_snapshot()
+
+    @property
+    def _stream(self) -> int:
+        """What tells this rank's random numbers from others'."""
+        here, shards = self._context, self._shards
+        return here.rank if shards is None else here.rank * shards.size + shards.rank
+
+    def _someone_joins(self) -> bool:
+        """Whether a worker waits to be taken in. It looks once in a while."""
+        here = self._context
+        # After a failure the next exchange tells it. Until then nobody is refused because a member seems to live.
+        has_failed = here.client is not None and here.client.failure is not None
+        if not here.recovers or has_failed or time.monotonic() < self._next_look:
+            return False
+        self._next_look = time.monotonic() + _LOOK_SECONDS
+        if here.rank == 0 and (refused := here.newly_refused()):
+            tell(refused)
+        return here.someone_joins()
 
     def _leave(self) -> None:
         """This worker has made the step before, with all others, and ends."""
@@ -194,18 +236,23 @@ class Recovery:
         self._finished = self._step
         self._write_snapshot()
 
-    def _survived(self, act: Callable[[], None]) -> bool:
-        """Runs `act`. Returns False if it failed and training can go on, perhaps from another step."""
+    def _survived(self, act: Callable[[], None], together: bool = False) -> bool:
+        """Runs `act`. Returns False if it failed and training can go on, perhaps from another step.
+
+        `together`: it may fail on one rank of a replica alone.
+        """
+        failure: PoseidonError | None = None
         try:
             act()
         except SURVIVABLE as error:
             if not self._context.recovers:
                 raise
             failure = error.with_traceback(None)
-        else:
-            return True
-        self._recover(failure)
-        return False
+        if together and self._shards is not None:
+            failure, _ = self._shards.end(failure)
+        if failure is not None:
+            self._recover(failure)
+        return failure is None
 
     # After a failure.
 
@@ -214,7 +261,8 @@ class Recovery:
         self._count(failure)
         self._state.note_residuals()
         self._context.leave()  # before the state is touched: nothing may be received into it any more
-        step = -1 if self._versions is not None else self._state.whole_step(self._step)
+        steps = [] if self._versions is not None else self._state.whole_steps(self._step)
+        step = max(steps, default=-1) if self._shards is None else self._shards.common_step(steps, self._step)
         self._is_whole = step >= 0
         if self._is_whole:
             self._state.go_back(step)
@@ -239,76 +287,91 @@ class Recovery:
         while True:
             with self._drain.meeting():
                 self._context.meet()
+            failure: PoseidonError | None = None
+            agreed: _Agreed | None = None
             try:
                 self._context.prepare()
-                return self._agree()
+                agreed = self._agree()
             except SURVIVABLE as error:
-                self._count(error)
-                reason = str(error).split("; flight record: ")[0]  # each time another one
-                if reason not in told:
-                    told.add(reason)
-                    tell(f"rank {self._context.rank} tries again to agree with the others; cause: {error}")
+                failure = error
             except PoseidonError as error:
                 self._context.abort(error)
                 raise
+            if self._shards is not None:
+                failure = self._shards.check_agreed(failure, [] if agreed is None else agreed.alike)
+            if agreed is not None and failure is None:
+                return self._adopt(agreed)
+            assert failure is not None
+            self._count(failure)
+            reason = str(failure).split("; flight record: ")[0]  # each time another one
+            if reason not in told:
+                told.add(reason)
+                tell(f"rank {self._context.rank} tries again to agree with the others; cause: {failure}")
 
-    def _agree(self) -> tuple[int, ...]:
-        """Makes models, optimizers, the step and its state the same on all ranks. Collective."""
-        state, control = self._state, self._context.control
-        assert control is not None
+    def _agree(self) -> _Agreed:
+        """What the ranks of the next generation agree on, so that all have the same state. Collective."""
+        here, state, control = self._context, self._state, self._context.present_control
         check_same(control, state.describe(), "Recovery")
         state.connect_models()
         decisions = state.decisions()
         own_step = self._step if self._is_whole else -1
         counted = [self._failures, self._failed_step, self._written]
-        rows = control.one_hot([own_step, self._finished, int(self._is_new), *counted, *decisions])
-        if self._versions is not None:
-            self._step, finished = self._versions.agree(self._context, all_new=all(row[2] for row in rows))
-            self._finished = max([finished, *(row[1] for row in rows)])
-        else:
-            self._agree_on_state(control, [row[0] for row in rows], [bool(row[2]) for row in rows])
-            self._finished = max([self._finished, *(row[1] for row in rows if row[0] == self._step)])
+        mine = [own_step, self._finished, int(self._is_new), here.settings.rank, *counted, *decisions]
+        rows = control.one_hot(mine)
         most = [max(column) for column in zip(*rows, strict=True)]
-        self._failures, self._failed_step, self._written = most[3:6]  # so that all give up and write together
-        state.resume(self._step, most[6:])
-        if not isinstance(self._versions, OwnVersions):
-            control.on_exchange = state.check_exchange
-        replaced = tuple(rank for rank, row in enumerate(rows) if row[2])
-        self._is_new, self._is_whole = False, True
-        if replaced:
-            self._failures = 0
-        return replaced
+        are_new = [bool(row[2]) for row in rows]
+        agreed = _Agreed(self._step, most[1], [row[3] for row in rows], are_new, most[4:7], most[7:])
+        if self._versions is not None:
+            agreed.step, finished = self._versions.agree(here, all_new=all(are_new))
+            agreed.finished = max(finished, most[1])
+        else:
+            self._agree_on_state(control, agreed, [row[0] for row in rows])
+            agreed.finished = max([agreed.finished, *(row[1] for row in rows if row[0] == agreed.step)])
+        return agreed
 
-    def _agree_on_state(self, control: Control, steps: Sequence[int], are_new: Sequence[bool]) -> None:
+    def _adopt(self, agreed: _Agreed) -> tuple[int, ...]:
+        """Makes it the state of this rank. Returns the ranks that are new."""
+        self._failures, self._failed_step, self._written = agreed.counted  # so that all give up and write together
+        if agreed.state is not None:
+            self._load(agreed.state)
+        self._step, self._finished = agreed.step, agreed.finished
+        self._state.resume(self._step, agreed.decisions)
+        if not isinstance(self._versions, OwnVersions):
+            self._context.present_control.on_exchange = self._state.check_exchange
+        self._is_new, self._is_whole = False, True
+        if any(agreed.are_new):
+            self._failures = 0
+        return tuple(rank for rank, is_new in enumerate(agreed.are_new) if is_new)
+
+    def _agree_on_state(self, control: Control, agreed: _Agreed, steps: Sequence[int]) -> None:
         """Agrees on a state. `steps` has the step of each rank's state, or -1 if the rank has none."""
         rank = self._context.rank
-        step = max(steps)
+        agreed.step = step = max(steps)
+        agreed.finished = self._finished
         if step >= 0:
-            if any(are_new) and self._load_snapshot_for_residuals(control):
+            if any(agreed.are_new) and self._state_for_residuals(control, agreed):
                 return
             root = steps.index(step)
             if min(steps) < step:
                 state = broadcast(self._collect() if rank == root else None, control, root)
-                if steps[rank] < step:
-                    self._load(state)
+                agreed.take(state, needed=steps[rank] < step)
             return
-        if not all(are_new):
+        if not all(agreed.are_new):
             raise PoseidonError(
                 "no remaining worker has the state of a complete step; end all workers and start them again"
             )
         found = self._newest_snapshot()
         state = broadcast(found or self._collect() if rank == 0 else None, control, 0)
-        if rank != 0 or found is not None:
-            self._load(state)
+        agreed.take(state, needed=rank != 0 or found is not None)
 
-    def _load_snapshot_for_residuals(self, control: Control) -> bool:
+    def _state_for_residuals(self, control: Control, agreed: _Agreed) -> bool:
         """Whether all go back to the newest snapshot: only that has what a lost rank had not sent by lossy schemes."""
         if self._state.residuals() is None or self._context.settings.on_failure != "rejoin":
             return False
         state = broadcast(self._newest_snapshot() or {} if self._context.rank == 0 else None, control, 0)
         if not state:
             return False
-        self._load(state)
+        agreed.take(state, needed=True)
         return True
 
     # Snapshots.
@@ -387,42 +450,15 @@ def _versions(
     return Versions(state, here.settings)
 
 
-EXIT_STATUS = 128 + signal.SIGTERM
-"""Of a worker that has left because it was asked to: what a shell reports for one that SIGTERM has ended."""
-
-
-class Drain:
-    """Whether this process has been asked to end: by SIGTERM, unless the program handles that itself, or by `ask`."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        self._meeting = False
-
-    def listen(self) -> None:
-        """From now on SIGTERM asks. Only the main thread can set that, and only for a signal that nobody handles."""
-        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, self._on_signal)
-
-    def ask(self) -> None:
-        """Any thread, any time."""
-        self.asked = True
-
-    @contextmanager
-    def meeting(self) -> Iterator[None]:
-        """Around waiting for the members of a generation, which ends at once when SIGTERM comes, as it may be long."""
-        if self.asked:
-            self.leave()
-        self._meeting = True
-        try:
-            yield
-        finally:
-            self._meeting = False
-
-    def leave(self) -> NoReturn:
-        """Ends this process, as far as the program does not mind."""
-        raise SystemExit(EXIT_STATUS)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.ask()
-        if self._meeting:
-            self.leave()
+def _check_sharded(state: TrainingState, directory: str | os.PathLike[str] | None) -> None:
+    """InvalidArgument for what the ranks of a replica could not go back to together."""
+    if isinstance(state, OwnState):
+        raise InvalidArgument(
+            "Recovery of LocalSGD saves the state of every rank by itself, so that the shards of a replica would be of "
+            "different steps: leave the option replica out, or use a DistributedDataParallel"
+        )
+    if directory is not None:
+        raise InvalidArgument(
+            "directory has the whole state of one rank, and with the option replica each has a shard: leave directory "
+            "out, and save by torch.distributed.checkpoint"
+        )

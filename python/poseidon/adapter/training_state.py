@@ -49,11 +49,11 @@ class TrainingState(Protocol):
 
     # After a failure.
 
-    def whole_step(self, step: int) -> int:
-        """The latest step, this one or the one before, whose beginning can be restored, or -1."""
+    def whole_steps(self, step: int) -> Sequence[int]:
+        """Those of this step and the one before whose beginning can be restored."""
 
     def go_back(self, step: int) -> None:
-        """Restores the beginning of this step, which `whole_step` has named. The client must have ended."""
+        """Restores the beginning of this step, which `whole_steps` has named. The client must have ended."""
 
     def connect_models(self) -> None:
         """Connects the models to the job's present membership. Servers have no values yet. Collective."""

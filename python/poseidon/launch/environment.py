@@ -39,8 +39,9 @@ def environments_of(
     shared = {**os.environ, **variables}
     if BY_NAME["secret_file"].variable in variables:  # which beats a secret that was there before
         shared.pop(SECRET_VARIABLE, None)
-    shared.update(fresh_secret(shared))
-    shared.update(fresh_run())
+    if not is_given("replica", shared):  # otherwise workers that others start belong to the same job
+        shared.update(fresh_secret(shared))
+        shared.update(fresh_run())
     shared.pop("TORCHELASTIC_USE_AGENT_STORE", None)  # there is no agent: rank 0 serves the store
     shared.setdefault("OMP_NUM_THREADS", str(max(1, available_cpu_count() // count)))
     shared.setdefault("PYTHONUNBUFFERED", "1")

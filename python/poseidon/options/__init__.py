@@ -12,6 +12,7 @@ POSEIDON_SECRET) is no row: it has no flag and is in no configuration file.
 from poseidon.options.defaults import available_cpu_count
 from poseidon.options.kinds import AUTO, parse_bytes
 from poseidon.options.place import World
+from poseidon.options.replica import between_replicas, within_replica
 from poseidon.options.run_identity import fresh_run
 from poseidon.options.settings import (
     Settings,

@@ -72,11 +72,36 @@ def _is_address(text: str) -> bool:
     return bool(colon and host and port.isdigit() and 1 <= int(port) <= 65535)
 
 
+def _is_replica_place(text: str) -> bool:
+    try:
+        return not text or bool(ReplicaPlace.of(text))
+    except ValueError:
+        return False
+
+
 def _is_threshold(text: str) -> bool:
     try:
         return text in (AUTO, "coarse") or 0 <= float(text) <= 1
     except ValueError:
         return False
+
+
+@dataclass(frozen=True)
+class ReplicaPlace:
+    """Which replica a process belongs to, of how many, and where all replicas meet."""
+
+    number: int
+    count: int
+    host: str
+    port: int
+
+    @staticmethod
+    def of(text: str) -> ReplicaPlace:
+        """That of a text such as 0/4@10.0.0.1:29400. Raises ValueError."""
+        match = re.fullmatch(r"(\d+)/(\d+)@(.+):(\d+)", text)
+        if match is None or not _is_address(f"{match[3]}:{match[4]}") or int(match[1]) >= int(match[2]):
+            raise ValueError(f"{text!r} is no replica's place")
+        return ReplicaPlace(int(match[1]), int(match[2]), match[3], int(match[4]))
 
 
 @dataclass(frozen=True)
@@ -181,6 +206,7 @@ KINDS = {
     "choice": Kind("TEXT", str, _is_text, lambda limits: "one of " + ", ".join(limits.names)),
     "threshold": _text("TEXT", "auto, coarse or a number from 0 to 1", _is_threshold),
     "host": _text("HOST", "the name or address of a machine", bool),
+    "replica_place": _text("I/N@HOST:PORT", "number/count@host:port, such as 0/4@10.0.0.1:29400", _is_replica_place),
     "path": _text("PATH", "the path of a file or directory"),
     "path_or_off": Kind(
         "PATH|off",

@@ -19,10 +19,16 @@ def fresh_run() -> dict[str, str]:
     return {VARIABLE: secrets.token_hex(8)}
 
 
+def given_run(environment: Mapping[str, str]) -> str:
+    """The identity that somebody has given the run on purpose; empty where nobody has."""
+    run = environment.get(VARIABLE)
+    return f"poseidon run {run}" if run else ""
+
+
 def run_of(sources: Mapping[str, str], environment: Mapping[str, str]) -> str:
     """The run's identity; empty where no launcher gives one. `sources` says where the place in the job came from."""
-    if run := environment.get(VARIABLE):
-        return f"poseidon run {run}"
+    if run := given_run(environment):
+        return run
     name = environment.get("TORCHELASTIC_RUN_ID", "")
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return f"torchrun {name}"  # whoever reaches the agent's store is of its run

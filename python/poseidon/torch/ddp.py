@@ -93,6 +93,8 @@ class DistributedDataParallel(ModelCopies, ModelJoins, TorchDistributedDataParal
         self.process_group: Any = torch_arguments.choose_process_group(process_group, device_mesh)
         self.device_mesh = device_mesh
         here = context_of(self.process_group)
+        if self.process_group is not None and here.shard_group is not None:
+            here.features.check("part")
         self.module = module
         self.dim = dim
         self.forward_sync_buffers = in_forward

@@ -73,6 +73,10 @@ class Flights(Watcher):
                 "synchronize() of the DistributedOptimizer and let the training wait for the other thread"
             )
 
+    def due(self) -> list[SyncedParameter]:
+        """The parameters whose update is still to be made."""
+        return [entry for entry, pending in self._exchanges.items() if pending.step is not None]
+
     def pending_updates(self) -> dict[torch.Tensor, int]:
         """The parameters whose update is still to be made, and the attempt in which step() was called."""
         return {
@@ -124,10 +128,14 @@ class Flights(Watcher):
                 if flights.in_flight(entry) is pending:
                     flights.settle([entry])
                 else:
-                    flights._runs.land_in_backward(pending)
+                    flights.land_in_backward(pending)
             return pending.gradient()
 
         pending.stand_aside(PendingGradient.make(entry.param, resolve, pending.zero_later, entry.form.is_sparse))
+
+    def land_in_backward(self, pending: PendingExchange) -> None:
+        """A hook of the program's uses the gradient, whose exchange is one of the backward that runs now."""
+        self._runs.land_in_backward(pending)
 
     def postpone(self, exchanges: Sequence[PendingExchange], step: PendingUpdates) -> None:
         """Notes that step() has been called: these updates are due, and made when their gradients are in."""

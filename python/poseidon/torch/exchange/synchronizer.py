@@ -69,7 +69,7 @@ class Synchronizer:
         self.entries = entries[::-1]  # the order in which backward finishes them
         self.passes = Passes()
         self.runs = Runs(self.entries)
-        self.flights = Flights(self.entries, self.runs, weakref.ref(self))
+        self.flights = self._make_flights()
         self.layers = ModelLayers(self.entries, settings, features, self.flights)
         self.runs.on_over.append(self.layers.choices.end_run)
         self.divisor = settings.world_size
@@ -89,6 +89,21 @@ class Synchronizer:
         self.one_weight = OneWeight(self.weight)
         self.passes.unlike = self.one_weight.refuse_passes
         self.some_alone = False  # a backward past the wrapper has left gradients since the last step()
+
+    def _make_flights(self) -> Flights:
+        return Flights(self.entries, self.runs, weakref.ref(self))
+
+    @property
+    def is_void(self) -> bool:
+        """Whether nothing is to be exchanged any more, because what is computed now will not count."""
+        return False
+
+    def confirm_attempt(self) -> None:
+        """An optimizer is about to make the first updates of an attempt. Raises a PoseidonError if that is void."""
+
+    def settle_updates(self) -> None:
+        """Waits until updates that are due are made."""
+        self.flights.settle(self.flights.due())
 
     def connect(self, client: _core.Client, control: Control, transfer: Transfer) -> None:
         """Collective: adds the layers to `client`. If there was one before, what it had under way is dropped."""

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from poseidon.adapter.features import Features
+from poseidon.adapter.shard_group import ShardGroup
 from poseidon.errors import InvalidArgument
 from poseidon.torch.tensors.pending_gradient import PendingGradient
 from poseidon.torch.tensors.shard import Shard, local_part
@@ -173,19 +174,43 @@ def _fsdp_groups(whole: nn.Module) -> list[Any]:
 
 
 def shards_of(
-    module: nn.Module, features: Features, ranks: Collection[int], ignored: Collection[str] = ()
+    module: nn.Module,
+    features: Features,
+    ranks: Collection[int],
+    ignored: Collection[str] = (),
+    shard_group: ShardGroup | None = None,
 ) -> LocalShards | None:
     """What this rank has of a sharded module, whose replicas these ranks train; None for a module that is whole.
 
-    Raises InvalidArgument, with what to write, for one that `features` or these ranks cannot have.
+    `shard_group`: the ranks of this replica, where `ranks` are theirs. Raises InvalidArgument, with what to write, for
+    a module that `features` or these ranks cannot have.
     """
+    if shard_group is not None and shard_group.size > 1:
+        _check_spread(module, ranks, ignored)
     if not dtensors(module):
         return None
     shards = LocalShards(module)
     features.add("sharded")
-    shards.check_ranks(ranks)
+    if shard_group is None:
+        shards.check_ranks(ranks)
     shards.check_complete(ignored)
     return shards
+
+
+def _check_spread(module: nn.Module, ranks: Collection[int], ignored: Collection[str]) -> None:
+    """InvalidArgument for a parameter that is trained and not sharded over all of a replica's ranks.
+
+    Nobody would average its gradients over those ranks.
+    """
+    sharded = dtensors(module)
+    for name, param in module.named_parameters():
+        spread = set(sharded[name].device_mesh.mesh.flatten().tolist()) if name in sharded else set()
+        if param.requires_grad and name not in ignored and spread != set(ranks):
+            raise InvalidArgument(
+                f"parameter {name} is not sharded over all {len(set(ranks))} ranks of the replica that the option "
+                "replica names: call fully_shard() on the whole model, with a mesh of all ranks of "
+                "torch.distributed, or start each worker as a replica of its own"
+            )
 
 
 class _Before:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from poseidon.torch.tensors.shard import part_of
+
 
 class TensorCopies:
     """Copies of tensors, in memory that is used again."""
@@ -134,4 +136,4 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
 def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     if targets:
         with torch.no_grad():
-            torch._foreach_copy_(list(targets), list(sources))
+            torch._foreach_copy_(list(map(part_of, targets)), list(map(part_of, sources)))

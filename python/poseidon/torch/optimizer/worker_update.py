@@ -110,6 +110,8 @@ class WorkerUpdate:
     def step(self) -> None:
         """The optimizer's step(): now where gradients are there, and for the others when they are."""
         self._settle([entry for entry, pending in self._in_flight().items() if pending.step is not None])
+        if self._sync is not None:
+            self._sync.confirm_attempt()
         if self._sync is not None and self._sync.some_alone:
             self._check_alone(self._sync)
         if self._clipping is not None and self._clipping.needs_all:

@@ -61,11 +61,9 @@ class _TorchProcess(Process):
         """In the same order on all ranks."""
         return [*(self._parts[job] for job in sorted(self._parts)), *super().all()]
 
-    def end(self) -> None:
-        """Leaves all jobs."""
-        leaving, self.own, self._parts, self._world = self.all(), None, {}, None
-        for one in leaving:
-            one.end()
+    def forget(self) -> None:
+        super().forget()
+        self._parts, self._world = {}, None
 
     def _note_world(self) -> None:
         group = default_group()
@@ -79,7 +77,7 @@ class _TorchProcess(Process):
         if self.own is None or self._joined_alone:
             self.end()
             return
-        place, settings = world(), self.own.settings
+        place, settings = world(), (self.within or self.own).settings
         if place is not None and (place.rank, place.world_size) != (settings.rank, settings.world_size):
             raise InvalidArgument(
                 f"torch.distributed is initialized as rank {place.rank} of {place.world_size}, while poseidon.init() "

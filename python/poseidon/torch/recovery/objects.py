@@ -23,7 +23,9 @@ from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.optimizer.partial_step import Hyperparameters, hyperparameters_of
 from poseidon.torch.optimizer.undo import TensorCopies, UpdateUndo
 from poseidon.torch.recovery.lossy_layers import LossyLayers, synchronizers_of
+from poseidon.torch.recovery.sharded_state import Layouts
 from poseidon.torch.tensors.arrays import TENSORS
+from poseidon.torch.tensors.shard import part_of
 
 _MODEL_KEYS = {"tensors", "factor sums", "dense history", "choices"}
 _SAME_CODE = "start all workers from the same code, and with a new directory if these are old snapshots"
@@ -54,7 +56,8 @@ class TrainingObjects(TrainingState):
         self._keeps_copies = recovers and not self.on_servers
         self._copies_all = undo
         self._stepped = False  # some optimizer has, in this attempt
-        encode([one.state_dict() for one in self._others], self.arrays)
+        self._layouts = Layouts(self.models)
+        encode([self._layouts.plain(one.state_dict()) for one in self._others], self.arrays)
         self._undos: dict[DistributedOptimizer, UpdateUndo] = {}
         self._beginnings: dict[int, _Beginning] = {}
         self._streams_left: StreamStates | None = None  # where a failed attempt has left them
@@ -163,21 +166,21 @@ class TrainingObjects(TrainingState):
         for sync in synchronizers_of(self.models):
             sync.settle()
 
-    def whole_step(self, step: int) -> int:
-        """The latest step, this one or the one before, whose beginning can be put back; -1 if none can."""
+    def whole_steps(self, step: int) -> list[int]:
+        """Those of this step and the one before whose beginning can be put back."""
         if self._stepped:
-            return -1
+            return []
         pending: dict[torch.Tensor, int] = {}
         for sync in synchronizers_of(self.models):
             pending |= sync.flights.pending_updates()
-        for candidate in (step, step - 1):
-            reached = all(undo.reaches(candidate, pending) for undo in self._undos.values())
-            if candidate in self._beginnings and reached:
-                return candidate
-        return -1
+        return [
+            candidate
+            for candidate in (step, step - 1)
+            if candidate in self._beginnings and all(one.reaches(candidate, pending) for one in self._undos.values())
+        ]
 
     def go_back(self, step: int) -> None:
-        """Puts back the beginning of this step, one that `whole_step` named. The client must have ended."""
+        """Puts back the beginning of this step, one that `whole_steps` named. The client must have ended."""
         for sync in synchronizers_of(self.models):
             sync.abandon()
         self._clear_gradients()
@@ -189,6 +192,11 @@ class TrainingObjects(TrainingState):
         self._lossy.go_back(step)
         for entry in self._entries():
             entry.go_back_to(step)
+        self._written()
+
+    def _written(self) -> None:
+        for model in self.models:
+            model.trained_model().written()
 
     def connect_models(self) -> None:
         """Collective: the models become part of the job's present membership; servers have no values yet."""
@@ -268,7 +276,7 @@ class TrainingObjects(TrainingState):
         return {
             "models": [_collect_model(model, step, whole) for model in self.models],
             "others": [
-                one.worker_state_dict() if any(one is part for part in parts) else one.state_dict()
+                self._layouts.plain(one.worker_state_dict() if any(one is part for part in parts) else one.state_dict())
                 for one in self._others
             ],
         }
@@ -285,8 +293,9 @@ class TrainingObjects(TrainingState):
         for model, one in zip(self.models, state["models"], strict=True):
             _load_model(model, one, step, whole)
         for other, one in zip(self._others, state["others"], strict=True):
-            other.load_state_dict(one)
+            other.load_state_dict(self._layouts.whole(one))
             _forget_unscaled(other)
+        self._written()
         for undo in self._undos.values():
             undo.confirm()
         self._lossy.go_back(step)
@@ -363,7 +372,10 @@ def _check(objects: Sequence[Any], models: Sequence[DistributedDataParallel]) ->
 def _model_tensors(model: DistributedDataParallel, whole: bool) -> list[torch.Tensor]:
     """Parameters and buffers; not `whole`: without those that servers hold."""
     stored = set() if whole else {entry.param for entry in model.synced_parameters if entry.on_servers}
-    return [*(param for param in model.module.parameters() if param not in stored), *model.module.buffers()]
+    return [
+        *(part_of(param) for param in model.module.parameters() if param not in stored),
+        *map(part_of, model.module.buffers()),
+    ]
 
 
 def _collect_model(model: DistributedDataParallel, step: int, whole: bool) -> dict[str, Any]:

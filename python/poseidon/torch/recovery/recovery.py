@@ -105,6 +105,11 @@ class Recovery(recovery.Recovery):
         if every < 1:
             raise InvalidArgument(f"every is {every}: a snapshot is written after one step or more")
         here = context()
+        if not undo and here.shard_group is not None:
+            raise InvalidArgument(
+                "undo=False, and the shards of a replica may have to go back to the beginning of a step after an "
+                "optimizer's step(): leave undo out"
+            )
         local = bool(objects) and isinstance(objects[0], LocalSGD)
         state = LocalObjects(objects, seed) if local else TrainingObjects(objects, seed, here.recovers, undo)
         super().__init__(state, here, directory, every, keep)

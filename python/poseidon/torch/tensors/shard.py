@@ -26,6 +26,16 @@ def kind_of(param: Any) -> Any:
     return getattr(type(param), "_poseidon_class", type(param))
 
 
+def is_dtensor(tensor: Any) -> bool:
+    """Whether it is a DTensor, of which this rank has a part."""
+    return hasattr(kind_of(tensor), "_local_tensor")
+
+
+def part_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank has of a tensor: of a DTensor its part."""
+    return local_part(tensor) if is_dtensor(tensor) else tensor
+
+
 def local_part(param: Any) -> torch.Tensor:
     """This rank's part of a DTensor, without telling who watches it."""
     return kind_of(param)._local_tensor.__get__(param)  # type: ignore[no-any-return]

@@ -44,7 +44,7 @@ class EmptySteps:
     def before(self, optimizer: Optimizer) -> None:
         """Takes part in an exchange that this rank would miss: step() of some optimizer begins."""
         sync = self._sync()
-        if sync is None or not sync.layers.connected or sync.retired or self._paused():
+        if sync is None or sync.is_void or not sync.layers.connected or sync.retired or self._paused():
             return
         sync.check_ended()
         count = sync.passes.exchange_count

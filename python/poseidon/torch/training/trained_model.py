@@ -28,6 +28,7 @@ from poseidon.torch.exchange.comm_hooks import HookedTransfer, PowerSGDHook, is_
 from poseidon.torch.exchange.mover import make_transfer
 from poseidon.torch.exchange.runs import BackwardRun
 from poseidon.torch.exchange.synchronizer import Synchronizer
+from poseidon.torch.exchange.void_attempts import DeferringSynchronizer
 from poseidon.torch.model.changes import ChangeWatch
 from poseidon.torch.model.collect import collect_parameters, describe
 from poseidon.torch.model.collector import collector_paused
@@ -68,7 +69,7 @@ class TrainedModel:
         self.features = Features("wrapped", within=here.features)
         self._given = plain(module)  # as the program has it
         self.buffers = ModelBuffers(module, frozenset(ignored))
-        self._shards = shards_of(module, self.features, ranks, ignored)
+        self._shards = shards_of(module, self.features, ranks, ignored, here.shard_group)
         if self._shards is not None:
             self._around = Around(self._shards)
             wrapper, module = self._around, self._shards
@@ -103,7 +104,12 @@ class TrainedModel:
 
     def _make_synchronizer(self) -> Synchronizer:
         here = self.context
-        sync = Synchronizer(self.entries, here.settings, here.features)
+        if here.recovers and here.shard_group is not None:
+            sync: Synchronizer = DeferringSynchronizer(
+                self.entries, here.settings, here.features, here, here.shard_group
+            )
+        else:
+            sync = Synchronizer(self.entries, here.settings, here.features)
         sync.module = weakref.ref(self._given)
         sync.runs.on_over.append(while_alive(self._finished_step))
         sync.replica = self._make_replica(sync)
@@ -209,7 +215,7 @@ class TrainedModel:
         self._changes.check()
         if self._shards is not None:
             self._shards.check()
-            if (failure := self.context.present_client.failure) is not None:
+            if (failure := self.context.present_client.failure) is not None and self.context.shard_group is None:
                 raise failure  # before FSDP waits for the others of this machine, who may have heard of it
         if self.sync.retired:
             take_over(self._given, self.entries)
@@ -256,10 +262,14 @@ class TrainedModel:
             self.sync.settle()  # nobody sees that the parts of DTensors are used
         params = [param.detach() for name, param in self.module.named_parameters() if name not in self._ignored]
         self.context.present_control.broadcast(params, root)
-        if self._shards is not None:
-            self._shards.written()
+        self.written()
         if buffers_too:
             self.context.present_control.broadcast(list(self.buffers.tensors().values()), root)
+
+    def written(self) -> None:
+        """Parameters have been written to past the module."""
+        if self._shards is not None:
+            self._shards.written()
 
     def broadcast_last_state(self, root: int) -> None:
         """Collective, at the end of a `join()`: the model of `root`, one of those that trained longest, for all."""
