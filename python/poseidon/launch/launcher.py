@@ -51,7 +51,8 @@ def launch(
 
     If a rank fails, the others are ended, and standard error says which rank failed first. With the option
     on_failure=rejoin or shrink the rank is started again instead, up to `max_restarts` times (None: 3), unless another
-    rank has come to the end. After that the run ends or, with shrink, goes on without the rank.
+    rank has come to the end. After that the run ends or, with shrink, goes on without the rank. With the option replica
+    all ranks are ended and started again.
 
     Raises InvalidArgument if the workers cannot be started, TestbedError if the machine cannot have shaped links, and
     KeyboardInterrupt or SystemExit after a signal, once all workers have ended.
@@ -83,7 +84,9 @@ def run_workers(
     if testbed is not None and len(testbed.hosts) < count:
         raise InvalidArgument(f"{count} workers need {count} hosts, but the testbed has {len(testbed.hosts)}")
     variables = {**(env or {}), **to_environment(options or {})}
-    recovery = Recovery.of(resolve_option("on_failure", {**os.environ, **variables}), max_restarts)
+    given = {**os.environ, **variables}
+    together = bool(resolve_option("replica", given))
+    recovery = Recovery.of(resolve_option("on_failure", given), max_restarts, together)
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(caught_signals())
         terminal = stack.enter_context(contextlib.closing(Terminal(lambda: signals.interrupted)))

@@ -58,13 +58,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What happens if a worker fails: how often it is started again, and whether the others go on without it."""
+    """What happens if a worker fails: how often it is started again, and whether the others go on without it.
+
+    `together`: the workers are one replica of a sharded model. Then all are started again.
+    """
 
     most_restarts: int = 0
     spares_workers: bool = False
+    together: bool = False
 
     @classmethod
-    def of(cls, on_failure: str, max_restarts: int | None) -> Recovery:
+    def of(cls, on_failure: str, max_restarts: int | None, together: bool = False) -> Recovery:
         """The behaviour for the option on_failure and the number of restarts (None: 3). Raises InvalidArgument."""
         if on_failure == "abort":
             if max_restarts:
@@ -73,4 +77,4 @@ class Recovery:
         most = _MOST_RESTARTS if max_restarts is None else max_restarts
         if most < 0:
             raise InvalidArgument(f"the number of restarts is {most}: it must be 0 or more")
-        return cls(most, on_failure == "shrink")
+        return cls(most, on_failure == "shrink" and not together, together)

@@ -221,7 +221,7 @@ class Run:
     def _collect(self) -> None:
         now_ns = time.monotonic_ns()
         for worker in self._running():
-            if not worker.has_ended():
+            if worker.ended or not worker.has_ended():  # the first: with the rest of its replica
                 continue
             code = self._outcome.codes[worker.rank] = self._reap(worker)
             self._finished |= code == 0
@@ -245,9 +245,9 @@ class Run:
             self._terminal.tell(f"{what}, {why}: it would fail again, so the run ends")
         if not ended and not hopeless and not evicted and self._outcome.restart_counts[rank] < most:
             self._outcome.restart_counts[rank] += 1
-            self._terminal.tell(f"{what}; it is started again (restart {self._outcome.restart_counts[rank]} of {most})")
-            marks.forget(self._mark_of(rank))
-            self._start(rank, failure)
+            whom = "all ranks of this replica are" if self._recovery.together else "it is"
+            self._terminal.tell(f"{what}; {whom} started again (restart {self._outcome.restart_counts[rank]} of {most})")
+            self._start_again(failure)
         elif self._recovery.spares_workers and not hopeless and (ended or self._running()):
             self._terminal.tell(
                 f"{what}; it is not started again, {'the run has ended' if ended else 'the others go on'}"
@@ -259,6 +259,14 @@ class Run:
             now = time.monotonic()
             # The others normally notice the loss and end with an error of their own that says more.
             self._ladder = [(now + GRACE_SECONDS, signal.SIGTERM), (now + 2 * GRACE_SECONDS, signal.SIGKILL)]
+
+    def _start_again(self, failure: Failure) -> None:
+        ranks = self._ranks() if self._recovery.together else [failure.rank]
+        for worker in [one for one in self._running() if one.rank in ranks]:
+            self._reap(worker)
+        for rank in ranks:
+            marks.forget(self._mark_of(rank))
+            self._start(rank, failure)
 
     def _would_fail_again(self, failure: Failure) -> bool:
         """Whether it failed by its script's own doing before the job began, as by an import of a missing module."""

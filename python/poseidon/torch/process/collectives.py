@@ -19,7 +19,7 @@ import torch
 from poseidon.adapter.agreement import first_difference
 from poseidon.adapter.control import Control
 from poseidon.errors import InvalidArgument, Mismatch
-from poseidon.torch.process.context import collective_control, world_size
+from poseidon.torch.process.context import collective_control, deferring, world_size
 from poseidon.torch.process.context import rank as own_rank
 from poseidon.torch.tensors.memory import host_bytes
 
@@ -45,6 +45,7 @@ _PIECE_ELEMENTS = 1 << 20  # gathered from each rank at a time
 _NUMBER = struct.Struct("<Bqdd")  # kind, whole number, real part, imaginary part
 
 
+@deferring(lambda rows, seconds: rows)
 def balance_rows(rows: int, seconds: float) -> int:
     """How many rows this rank should take, so that all ranks end their steps together. Collective.
 
@@ -58,6 +59,7 @@ def balance_rows(rows: int, seconds: float) -> int:
     return balanced_rows([count for count, _ in told], [time_ns / 1e9 for _, time_ns in told])[own_rank()]
 
 
+@deferring(lambda value, op="sum": value)
 def all_reduce(value: Value, op: str = "sum") -> Any:
     """The sum, mean, min, max or product of all ranks' `value`, on every rank.
 
@@ -70,6 +72,7 @@ def all_reduce(value: Value, op: str = "sum") -> Any:
     return _overwritten(value, _reduce("all_reduce", value, op, ""))
 
 
+@deferring(lambda value, root=0, op="sum": value if own_rank() == root else None)
 def reduce(value: Value, root: int = 0, op: str = "sum") -> Any:
     """The same as `all_reduce`, but only for rank `root`. The others' tensors stay as they are, and they get None."""
     _check_root(root)
@@ -77,6 +80,7 @@ def reduce(value: Value, root: int = 0, op: str = "sum") -> Any:
     return _overwritten(value, result) if own_rank() == root else None
 
 
+@deferring(lambda value: [value] * world_size())
 def all_gather(value: Value) -> list[Any]:
     """A list of every rank's `value`, by rank: new tensors of this value's shape, dtype and device, or Python numbers.
 
@@ -94,6 +98,7 @@ def all_gather(value: Value) -> list[Any]:
     return [row.view(value.dtype).view(value.shape).to(value.device, copy=True) for row in rows]
 
 
+@deferring(lambda tensors, root=0: None)
 def broadcast(tensors: torch.Tensor | Iterable[torch.Tensor], root: int = 0) -> None:
     """Overwrites `tensors` on every rank with those of rank `root`.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
@@ -157,6 +158,29 @@ def check_joins(here: Membership, what: str) -> None:
     here.check_joins(what)
 
 
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def deferring(alone: Callable[..., Any]) -> Callable[[Call], Call]:
+    """Decorates a call that takes all ranks. In a void attempt (`ShardGroup`) it is `alone` of the same arguments."""
+
+    def decorate(function: Call) -> Call:
+        @functools.wraps(function)
+        def call(*args: Any, **named: Any) -> Any:
+            shards = context().shard_group
+            if shards is None:
+                return function(*args, **named)
+            if not shards.is_void:
+                with shards.deferring():
+                    return function(*args, **named)
+            return alone(*args, **named)
+
+        return cast(Call, call)
+
+    return decorate
+
+
+@deferring(lambda: None)
 def barrier() -> None:
     """Returns once every rank has called it. Raises a PoseidonError if a rank fails or is too late."""
     check_joins(context(), "unjoined_call")
