@@ -83,7 +83,7 @@ replicas: replica={}
   unless replica:
   needs open_steps: has the ranks of each replica agree on every step
   needs gradient_exchange: has a job for each shard, in which its gradients are exchanged
-  needs one_world: has ranks of several worlds of torch.distributed
+  needs several_worlds: has ranks of several worlds of torch.distributed
   instead: leave replica out, and start all ranks as one job
 saved_values: checkpoint_dir={}
   unless checkpoint_dir:
@@ -232,7 +232,7 @@ sharded: a sharded model (DTensors)
   instead: train a model whose parameters are whole
 # Where workers are, and what becomes of one that is lost.
 part: process_group with a part of the ranks
-  breaks one_world: has ranks of one world of torch.distributed
+  breaks several_worlds: has ranks of one world of torch.distributed
   breaks state_survives: makes a job of its own, and workers are replaced in jobs of all ranks only
   instead: leave process_group out
 torch_group: dist.init_process_group()
