@@ -173,6 +173,9 @@ class LinearState(TrainingState):
     def connect_models(self) -> None:
         self._model.connect()
 
+    def agree(self) -> None:
+        """There are no choices."""
+
     def decisions(self) -> list[int]:
         return []
 

@@ -22,11 +22,14 @@ from torch import nn
 
 import poseidon.torch as poseidon
 from forked import FORK
+from poseidon.adapter import recovery
+from poseidon.adapter.drain import EXIT_STATUS
 from poseidon.launch import free_port
+from poseidon.torch.process.context import context
 from recovery_cases import JOB_SECONDS, Fault, Faults
-from sharded_cases import batch, loss_of, network
+from sharded_cases import batch, loss_of, network, whole
 from torch_cases import digest
-from waiting import end
+from waiting import compute_for, end
 from workers import job_variables
 
 
@@ -40,13 +43,18 @@ def _work(function: Callable[..., Any], folder: Path, variables: dict[str, str],
 
 @dataclass
 class Replicas:
-    """Starts the ranks of each of `count` replicas of so many `shards`; those that were lost again, whole replicas."""
+    """Starts the ranks of each of `count` replicas of so many `shards`; those that were lost again, whole replicas.
+
+    `only`: starts no more replicas than that. `ends_others_after_s`: so long others of a replica outlive the first.
+    """
 
     folder: Path
     count: int
     shards: int
     restarts: int = 10
     environment: dict[str, str] = field(default_factory=dict)
+    only: int = 1 << 30
+    ends_others_after_s: float = 0.0
     restarted: int = 0
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[list[Any]]:
@@ -70,7 +78,7 @@ class Replicas:
                 running[process.sentinel] = (replica, rank, process)
 
         try:
-            for replica in range(self.count):
+            for replica in range(min(self.only, self.count)):
                 start(replica)
             deadline = time.monotonic() + JOB_SECONDS
             while running:
@@ -83,7 +91,9 @@ class Replicas:
                 # As a launcher does: the others of the replica are ended, too. Some have failed because of the first.
                 others = {key: one for key, one in running.items() if one[0] == replica}
                 exits = [process.exitcode, *(one[2].exitcode for one in others.values())]
-                assert -signal.SIGKILL in exits, f"rank {rank} of replica {replica} ended with {process.exitcode}"
+                ends = {-signal.SIGKILL, EXIT_STATUS}
+                assert ends & {*exits}, f"rank {rank} of replica {replica} ended with {process.exitcode}"
+                compute_for(self.ends_others_after_s)
                 end(*(one[2] for one in others.values()))
                 running = {key: one for key, one in running.items() if key not in others}
                 if left[replica]:
@@ -92,7 +102,10 @@ class Replicas:
                     start(replica)
         finally:
             end(*(one[2] for one in running.values()))
-        return [[self._answer(replica, rank) for rank in range(self.shards)] for replica in range(self.count)]
+        return [
+            [self._answer(replica, rank) for rank in range(self.shards)]
+            for replica in range(min(self.only, self.count))
+        ]
 
     def _answer(self, replica: int, rank: int) -> Any:
         path = self.folder / f"answer-{replica}-{rank}"
@@ -105,7 +118,8 @@ def killed(replica: int, rank: int, step: int, phase: str, **named: Any) -> Faul
 
 
 @contextmanager
-def _dying(folder: Path, faults: Sequence[Fault]) -> Iterator[Faults]:
+def dying(folder: Path, faults: Sequence[Fault]) -> Iterator[Faults]:
+    """Kills this process where one of the faults is its own (`killed`)."""
     rank = os.environ["RANK"]
     os.environ["RANK"] = str(100 * int(os.environ["REPLICA"]) + int(rank))
     try:
@@ -128,7 +142,7 @@ def sharded_network() -> Any:
 
 
 def make_optimizer(kind: str, model: nn.Module, wrapper: Any) -> torch.optim.Optimizer:
-    """SGD with momentum, or "adam"; "overlap" makes it a DistributedOptimizer."""
+    """SGD with momentum, or "adam"; "overlap" makes it a DistributedOptimizer. For `train`, "clip" and "bf16" count."""
     inner: torch.optim.Optimizer
     if "adam" in kind:
         inner = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -140,45 +154,62 @@ def make_optimizer(kind: str, model: nn.Module, wrapper: Any) -> torch.optim.Opt
 def train(folder: Path, kind: str, steps: int, faults: Sequence[Fault]) -> dict[str, Any]:
     """One rank's training: digests of its shard of the parameters and of the optimizer's state, and what happened."""
     dist.init_process_group("gloo")
-    with _dying(folder, faults) as dies:
+    with dying(folder, faults) as dies:
         dies.reached("start", 0)
         poseidon.init()
         model = sharded_network()
         wrapper = poseidon.DistributedDataParallel(model, wire="bf16" if "bf16" in kind else None)
         optimizer = make_optimizer(kind, model, wrapper)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
+        scheduler: Any = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch)
+        if "adam" in kind:
+            scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], gamma=0.5)
         dies.reached("set-up", 0)
-        recovery = poseidon.Recovery(wrapper, optimizer, scheduler, seed=7)
-        model[2].register_forward_hook(lambda *_: dies.reached("forward", recovery.step))
-        model[1].up.register_full_backward_hook(lambda *_: dies.reached("backward", recovery.step))
+        _watch_adoption(dies)
+        training = poseidon.Recovery(wrapper, optimizer, scheduler, seed=7)
+        model[2].register_forward_hook(lambda *_: dies.reached("forward", training.step))
+        model[1].up.register_full_backward_hook(lambda *_: dies.reached("backward", training.step))
         made, sizes = 0, []
-        while recovery.until(steps):
-            with recovery.attempt():
+        while training.until(steps):
+            with training.attempt():
                 made += 1
                 size = poseidon.world_size()
                 parts = size * dist.get_world_size()
                 part = poseidon.rank() * dist.get_world_size() + dist.get_rank()
-                rows = batch(recovery.step).repeat(2, 1).chunk(parts)[part]
+                rows = batch(training.step).repeat(2, 1).chunk(parts)[part]
                 optimizer.zero_grad()
                 loss_of(wrapper, rows).backward()
-                dies.reached("before step", recovery.step)
+                if "clip" in kind:
+                    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                dies.reached("before step", training.step)
                 optimizer.step()
                 scheduler.step()
-                dies.reached("after step", recovery.step)
+                dies.reached("after step", training.step)
             sizes.append(size)
-            dies.reached("between", recovery.step)
+            dies.reached("between", training.step)
         states = [optimizer.state[parameter] for parameter in model.parameters()]
         state = [value for one in states for _, value in sorted(one.items()) if torch.is_tensor(value)]
         answer = {
+            "whole": torch.cat([one.flatten() for one in whole(model)]).tolist(),
             "parameters": digest([_local(parameter) for parameter in model.parameters()]),
             "state": digest([_local(value) for value in state]),
             "steps_made": made,
             "sizes": sizes,
-            "history": [[event.step, event.world_size, list(event.replaced)] for event in recovery.history],
+            "history": [[event.step, event.world_size, list(event.replaced)] for event in training.history],
         }
         poseidon.shutdown()
         dist.destroy_process_group()
         return answer
+
+
+def _watch_adoption(dies: Faults) -> None:
+    """The phase "adopt" of step `generation`: the replicas have agreed, and have changed nothing yet."""
+    inner = recovery._Agreed.take
+
+    def take(self: Any, *arguments: Any, **named: Any) -> None:
+        dies.reached("adopt", context().present_client.generation)
+        inner(self, *arguments, **named)
+
+    recovery._Agreed.take = take  # type: ignore[method-assign]
 
 
 def _local(tensor: Any) -> torch.Tensor:

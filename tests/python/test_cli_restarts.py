@@ -118,6 +118,27 @@ def test_a_worker_that_fails_is_started_again(
     ]
 
 
+def test_of_a_replica_all_are_started_again(
+    run: Callable[..., Outcome], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcome = run(
+        "if starts == 1:\n"
+        "    if rank == 1: os.kill(os.getpid(), 9)\n"
+        "    signal.pause()\n"
+        "(folder / f'done-{rank}').touch()\n"
+        "wait_for(folder / 'done-0')\n"
+        "wait_for(folder / 'done-1')",
+        2,
+        on_failure="shrink",
+        replica="0/3@127.0.0.1:29400",
+    )
+    assert outcome == Outcome(codes=[0, 0], restart_counts=[0, 1])
+    assert (starts(tmp_path, 0), starts(tmp_path, 1)) == (2, 2)
+    assert capfd.readouterr().err.splitlines() == [
+        "poseidon: rank 1 failed, killed by SIGKILL; all ranks of this replica are started again (restart 1 of 3)"
+    ]
+
+
 def test_after_the_last_restart_rejoin_ends_the_run(
     run: Callable[..., Outcome], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -117,7 +117,8 @@ class Membership:
         options = self.settings.core()
         options.generation = self._generation
         if not self.recovers:
-            store = shared_store(self.settings)
+            # torch's store is that of one replica.
+            store = shared_store(self.settings) if self.shard_group is None else None
             self._serves_store = store is None
             try:
                 self.client = _core.Client.connect(options, store)

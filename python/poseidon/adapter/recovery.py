@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from poseidon.adapter.control import Control
 from poseidon.adapter.drain import Drain
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.own_versions import OwnVersions
+from poseidon.adapter.shard_group import OtherReplicas
 from poseidon.adapter.snapshots import Snapshots, tell
 from poseidon.adapter.state_text import broadcast
 from poseidon.adapter.training_state import OwnState, TrainingState
@@ -50,7 +51,7 @@ class _Agreed:
 
     step: int
     finished: int
-    slots: list[int]  # of the ranks
+    members: list[tuple[int, int]]  # by rank: the slot, and the number of its replica's meeting
     are_new: list[bool]  # by rank
     counted: list[int]  # failures, the furthest step that has failed, the step of the last snapshot
     decisions: list[int]
@@ -59,11 +60,6 @@ class _Agreed:
     def take(self, state: dict[str, Any], needed: bool) -> None:
         """All go on from this state, which this rank `needed` or has."""
         self.step, self.finished, self.state = state["step"], state["finished"], state if needed else None
-
-    @property
-    def alike(self) -> list[int]:
-        """What must be the same in the jobs of all shards of a replica."""
-        return [self.step, *self.slots]
 
 
 class Recovery:
@@ -80,9 +76,12 @@ class Recovery:
         self._context = here
         self._state = state
         self._shards = here.shard_group if here.recovers else None  # with which this rank makes each step
+        self._meeting = 0
         self._wishes = [False, False]  # of some rank among them: to take in a worker, to leave
         if self._shards is not None:
-            _check_sharded(state, directory)
+            _check_directory(directory)
+            # The others of this shard wait for what this rank does not send any more.
+            self._shards.on_void = lambda failure: here.end_generation(f"an attempt of this rank is void: {failure}")
         self._versions = _versions(state, here, directory, every, keep)
         snapshots = directory is not None and self._versions is None
         self._snapshots = Snapshots(directory, keep, state.arrays) if directory is not None and snapshots else None
@@ -100,6 +99,8 @@ class Recovery:
         self._drain = Drain()
         if here.recovers:
             self._drain.listen()
+            if self._shards is not None:
+                self._shards.agree(None)  # others find all of the replica, or none
             self._form()
         elif isinstance(self._versions, OwnVersions):
             self._step, self._finished = self._versions.agree(self._context, all_new=True)
@@ -158,7 +159,9 @@ class Recovery:
         every rank may read parameters, save them or leave.
         """
         while self._step >= step > self._finished:
-            self._survived(self._complete, together=True)
+            if self._survived(self._complete, together=True):
+                self._finished = self._step
+                self._survived(self._write_snapshot)
         return self._step < step
 
     def drain(self) -> None:
@@ -233,8 +236,6 @@ class Recovery:
             self._versions.complete(self._step, self._context)
         if self._context.control is not None:
             self._context.control.barrier()
-        self._finished = self._step
-        self._write_snapshot()
 
     def _survived(self, act: Callable[[], None], together: bool = False) -> bool:
         """Runs `act`. Returns False if it failed and training can go on, perhaps from another step.
@@ -285,42 +286,59 @@ class Recovery:
         """Joins the job's next generation, or the one after it if that fails, too. Returns the ranks that are new."""
         told: set[str] = set()
         while True:
-            with self._drain.meeting():
-                self._context.meet()
-            failure: PoseidonError | None = None
-            agreed: _Agreed | None = None
-            try:
-                self._context.prepare()
-                agreed = self._agree()
-            except SURVIVABLE as error:
-                failure = error
-            except PoseidonError as error:
-                self._context.abort(error)
-                raise
-            if self._shards is not None:
-                failure = self._shards.check_agreed(failure, [] if agreed is None else agreed.alike)
+            failure, agreed = self._meet()
             if agreed is not None and failure is None:
                 return self._adopt(agreed)
             assert failure is not None
-            self._count(failure)
+            if not isinstance(failure, OtherReplicas):
+                self._count(failure)
             reason = str(failure).split("; flight record: ")[0]  # each time another one
             if reason not in told:
                 told.add(reason)
                 tell(f"rank {self._context.rank} tries again to agree with the others; cause: {failure}")
 
+    def _meet(self) -> tuple[PoseidonError | None, _Agreed | None]:
+        """Meets the members of the next generation. Returns what failed, or what all have agreed on."""
+        shards = self._shards
+        if shards is None:
+            return self._meet_once()
+        self._meeting = shards.next_meeting()
+        failure, agreed = self._meet_once()
+        while True:
+            failure, behind = shards.compare(failure, *((-1, []) if agreed is None else (agreed.step, agreed.members)))
+            if failure is not None or not behind:
+                return failure, agreed
+            if shards.rank in behind:
+                failure, agreed = self._meet_once()
+
+    def _meet_once(self) -> tuple[PoseidonError | None, _Agreed | None]:
+        with self._drain.meeting():
+            self._context.meet()
+        try:
+            self._context.prepare()
+            return None, self._agree()
+        except SURVIVABLE as error:
+            return error, None
+        except PoseidonError as error:
+            self._context.abort(error)
+            raise
+
     def _agree(self) -> _Agreed:
         """What the ranks of the next generation agree on, so that all have the same state. Collective."""
         here, state, control = self._context, self._state, self._context.present_control
-        check_same(control, state.describe(), "Recovery")
+        size = "" if self._shards is None else f"{self._shards.size} ranks in a replica; "
+        check_same(control, size + state.describe(), "Recovery")
         state.connect_models()
+        state.agree()
         decisions = state.decisions()
         own_step = self._step if self._is_whole else -1
         counted = [self._failures, self._failed_step, self._written]
-        mine = [own_step, self._finished, int(self._is_new), here.settings.rank, *counted, *decisions]
+        mine = [own_step, self._finished, int(self._is_new), here.settings.rank, self._meeting, *counted, *decisions]
         rows = control.one_hot(mine)
         most = [max(column) for column in zip(*rows, strict=True)]
         are_new = [bool(row[2]) for row in rows]
-        agreed = _Agreed(self._step, most[1], [row[3] for row in rows], are_new, most[4:7], most[7:])
+        members = [(row[3], row[4]) for row in rows]
+        agreed = _Agreed(self._step, most[1], members, are_new, most[5:8], most[8:])
         if self._versions is not None:
             agreed.step, finished = self._versions.agree(here, all_new=all(are_new))
             agreed.finished = max(finished, most[1])
@@ -335,7 +353,8 @@ class Recovery:
         if agreed.state is not None:
             self._load(agreed.state)
         self._step, self._finished = agreed.step, agreed.finished
-        self._state.resume(self._step, agreed.decisions)
+        with suppress(*SURVIVABLE):  # others have adopted it, and the next attempt finds the failure
+            self._state.resume(self._step, agreed.decisions)
         if not isinstance(self._versions, OwnVersions):
             self._context.present_control.on_exchange = self._state.check_exchange
         self._is_new, self._is_whole = False, True
@@ -450,13 +469,8 @@ def _versions(
     return Versions(state, here.settings)
 
 
-def _check_sharded(state: TrainingState, directory: str | os.PathLike[str] | None) -> None:
-    """InvalidArgument for what the ranks of a replica could not go back to together."""
-    if isinstance(state, OwnState):
-        raise InvalidArgument(
-            "Recovery of LocalSGD saves the state of every rank by itself, so that the shards of a replica would be of "
-            "different steps: leave the option replica out, or use a DistributedDataParallel"
-        )
+def _check_directory(directory: str | os.PathLike[str] | None) -> None:
+    """InvalidArgument for snapshots that the ranks of a replica could not go back to together."""
     if directory is not None:
         raise InvalidArgument(
             "directory has the whole state of one rank, and with the option replica each has a shard: leave directory "

@@ -9,14 +9,20 @@ phases of a commit.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
 from poseidon.adapter.control import Control
 from poseidon.errors import SURVIVABLE, Aborted, PoseidonError
 
+_PAUSE_S = 0.1  # before they meet again, for those that are on their way
 _VOID = "another rank of this replica cannot complete the step"
+
+
+class OtherReplicas(Aborted):
+    """Some shards have met replicas that others have not, which the next meeting is to mend."""
 
 
 class Within(Protocol):
@@ -39,7 +45,13 @@ class ShardGroup:
 
     def __init__(self, within: Within) -> None:
         self._within = within
+        self.on_void: Callable[[PoseidonError], None] = lambda failure: (
+            None
+        )  # what is told when an attempt becomes void
         self.failure: PoseidonError | None = None
+        self._own_error: BaseException | None = None  # which has ended the replica
+        began_ms = time.time_ns() // 1_000_000 if within.rank == 0 else 0
+        self._meeting = began_ms if within.control is None else within.control.sum([began_ms])[0]
         self._attempts = False  # an attempt is under way
         self._confirmed = False  # in this attempt
 
@@ -78,6 +90,7 @@ class ShardGroup:
         """The attempt is void, because of this."""
         if self.failure is None:
             self.failure = error.with_traceback(None)
+            self.on_void(self.failure)
 
     @property
     def awaits_confirmation(self) -> bool:
@@ -119,22 +132,39 @@ class ShardGroup:
                 return step
         return -1
 
-    def check_agreed(self, failure: PoseidonError | None, numbers: Sequence[int]) -> PoseidonError | None:
-        """Why not all ranks have agreed with other replicas on the same numbers, of members and steps; None: they have.
+    def next_meeting(self) -> int:
+        """The number of the meeting with other replicas that begins: the same on all ranks of this replica.
 
-        `failure`: why this rank has not agreed on any.
+        It is higher than that of any meeting before, those of processes that this replica has lost among them.
+        """
+        self._meeting += 1
+        return self._meeting
+
+    def compare(
+        self, failure: PoseidonError | None, step: int, members: Sequence[tuple[int, int]]
+    ) -> tuple[PoseidonError | None, frozenset[int]]:
+        """What this rank has agreed on with other replicas, beside what the other ranks of its replica have.
+
+        `members`: for each member its replica and the number of that one's meeting. `failure`: why this rank has not
+        agreed on any. Returns why the replica cannot go on, None if it can, and the ranks that have to meet others once
+        more: they have met a replica in an earlier meeting of that one's than another rank has. A replica that was
+        lost may have met some before and be met by others since, or two replicas meet one late for ever.
         """
         failure, _ = self.agree(failure)
         if failure is not None:
-            return failure
-        width = max(row[0] for row in self._gather([len(numbers)]))
-        rows = self._gather([len(numbers), *numbers, *[-1] * (width - len(numbers))])
-        return (
-            None if all(row == rows[0] for row in rows) else Aborted("the ranks of this replica met different others")
-        )
+            return failure, frozenset()
+        shape = [step, *(replica for replica, _ in members)]
+        counts = self._gather([len(shape)])
+        if any(count != counts[0] for count in counts) or any(row != shape for row in self._gather(shape)):
+            time.sleep(_PAUSE_S)
+            return OtherReplicas("the ranks of this replica have met different ones"), frozenset()
+        rows = self._gather([number for _, number in members])
+        latest = [max(column) for column in zip(*rows, strict=True)]
+        return None, frozenset(rank for rank, row in enumerate(rows) if row != latest)
 
     def abort(self, error: BaseException) -> None:
         """This rank fails by an error of its own, which ends its replica."""
+        self._own_error = error
         self._within.abort(error)
 
     def _gather(self, values: Sequence[int]) -> list[list[int]]:
@@ -145,6 +175,11 @@ class ShardGroup:
         try:
             return control.one_hot(values)
         except SURVIVABLE as error:
+            if (own := self._own_error) is not None:
+                raise PoseidonError(
+                    "an error of this rank has ended its replica, of which all ranks have to be started again; cause: "
+                    f"{type(own).__name__}: {own}"
+                ) from None
             raise PoseidonError(
                 f"a rank of this replica is lost, so that all of its ranks have to be started again; cause: {error}"
             ) from None

@@ -58,6 +58,9 @@ class TrainingState(Protocol):
     def connect_models(self) -> None:
         """Connects the models to the job's present membership. Servers have no values yet. Collective."""
 
+    def agree(self) -> None:
+        """Makes the models' logs of choices the same on all ranks. Collective."""
+
     def decisions(self) -> list[int]:
         """The results of searches so far, as numbers; -1 means none yet. All ranks have the same number of them."""
 

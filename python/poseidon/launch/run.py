@@ -246,7 +246,8 @@ class Run:
         if not ended and not hopeless and not evicted and self._outcome.restart_counts[rank] < most:
             self._outcome.restart_counts[rank] += 1
             whom = "all ranks of this replica are" if self._recovery.together else "it is"
-            self._terminal.tell(f"{what}; {whom} started again (restart {self._outcome.restart_counts[rank]} of {most})")
+            count = self._outcome.restart_counts[rank]
+            self._terminal.tell(f"{what}; {whom} started again (restart {count} of {most})")
             self._start_again(failure)
         elif self._recovery.spares_workers and not hopeless and (ended or self._running()):
             self._terminal.tell(

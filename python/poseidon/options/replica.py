@@ -22,16 +22,16 @@ _MOST_PORT = 65535
 def within_replica(settings: Settings) -> Settings:
     """The settings of the job of one replica's ranks, which lives and fails as a whole."""
     place = ReplicaPlace.of(settings.replica)
-    return settings.replace(
+    alone = settings.replace(
         job=_job(settings, f"replica{place.number}"),
         replica="",
         on_failure="abort",
         servers=(),
         checkpoint_dir="",
         record="",
-        # The others may wait for a replacement of another replica meanwhile.
-        timeout=2 * settings.timeout,
     )
+    # A rank may wait for a replacement of another replica as long as `timeout`, and the others of its own for that one.
+    return replace(alone, sources={**settings.sources, "timeout": "default"})
 
 
 def between_replicas(settings: Settings) -> Settings:

@@ -94,7 +94,10 @@ class DistributedDataParallel(ModelCopies, ModelJoins, TorchDistributedDataParal
         self.device_mesh = device_mesh
         here = context_of(self.process_group)
         if self.process_group is not None and here.shard_group is not None:
-            here.features.check("part")
+            raise InvalidArgument(
+                "with the option replica the ranks that have the same shard train together, one of each replica: leave "
+                "process_group and device_mesh out"
+            )
         self.module = module
         self.dim = dim
         self.forward_sync_buffers = in_forward

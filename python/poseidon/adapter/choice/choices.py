@@ -321,16 +321,16 @@ class Choices:
         self._forget_steps()
         self.renew()
 
-    def resume(self, step: int) -> None:
-        """Makes the next exchange, that of this step, take the schemes that it takes in the log. Collective.
-
-        A rank may have noted a choice that another one has not: then all take the longest log.
-        """
+    def agree(self) -> None:
+        """All ranks take the longest log: a rank may have noted a choice that another one has not. Collective."""
         lengths = [row[0] for row in self._control.one_hot([len(self._log)])]
         longest = max(lengths)
         if min(lengths) < longest:
             root = lengths.index(longest)
             log = broadcast(self.log() if self._client.rank == root else None, self._control, root)
             self._log = ChoiceLog.of(log)
+
+    def resume(self, step: int) -> None:
+        """Makes the next exchange, that of this step, take the schemes that it takes in the log."""
         self._step = step
         self.renew()

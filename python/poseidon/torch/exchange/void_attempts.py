@@ -89,7 +89,8 @@ class DeferringSynchronizer(Synchronizer):
                 super().end_backward(run)
 
     def check_forward(self) -> None:
-        if not self.is_void and (failure := self._here.present_client.failure) is not None:
+        client = self._here.client
+        if not self.is_void and client is not None and (failure := client.failure) is not None:
             with self._shards.deferring():
                 raise failure  # before FSDP waits for the others of this replica, who may have heard of it
         if not self.is_void:

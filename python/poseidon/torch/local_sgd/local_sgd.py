@@ -93,8 +93,6 @@ class LocalSGD(OptimizerWrapper):
         self._plan = Streaming.of(every, fragments, overlap_steps, mix)
         group = choose_process_group(None, device_mesh)
         here = context_of(group)
-        if group is not None and here.shard_group is not None:
-            here.features.check("part")
         settings = here.settings
         check_module(model, settings.world_size)
         self.features = Features("local_sgd", within=here.features)
@@ -102,7 +100,7 @@ class LocalSGD(OptimizerWrapper):
         self._context = here
         self.model = model
         """The model that it trains."""
-        self._shards = shards_of(model, self.features, ranks_of(group), (), here.shard_group)
+        self._shards = shards_of(model, self.features, ranks_of(group))
         self._averaged: nn.Module = model if self._shards is None else self._shards
         self.every = every
         """The number of steps from one averaging to the next."""

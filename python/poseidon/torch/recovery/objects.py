@@ -214,6 +214,11 @@ class TrainingObjects(TrainingState):
         for one in self._on_servers:
             one.connect(restored)
 
+    def agree(self) -> None:
+        """Collective: the models' logs of choices are the same on all ranks."""
+        for sync in synchronizers_of(self.models):
+            sync.layers.choices.agree()
+
     def decisions(self) -> list[int]:
         """What the search for each model's priority threshold has found; -1: nothing yet."""
         found = [sync.layers.priorities for sync in synchronizers_of(self.models)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -56,11 +57,14 @@ class Layouts:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A tree of plain data in which `change` has replaced what it does not return None for."""
+    """A tree of plain data in which `change` has replaced what it does not return None for. The rest stays as it is."""
     if (changed := change(value)) is not None:
         return changed
     if isinstance(value, dict):
-        return type(value)((key, _mapped(one, change)) for key, one in value.items())
+        parts = {key: _mapped(one, change) for key, one in value.items()}
+        return parts if any(parts[key] is not one for key, one in value.items()) else value
     if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(one, change) for one in value)
+        found = [_mapped(one, change) for one in value]
+        same = all(map(is_, found, value))
+        return value if same else found if isinstance(value, list) else tuple(found)
     return value

@@ -215,7 +215,8 @@ class TrainedModel:
         self._changes.check()
         if self._shards is not None:
             self._shards.check()
-            if (failure := self.context.present_client.failure) is not None and self.context.shard_group is None:
+            client, shards = self.context.client, self.context.shard_group
+            if client is not None and (failure := client.failure) is not None and shards is None:
                 raise failure  # before FSDP waits for the others of this machine, who may have heard of it
         if self.sync.retired:
             take_over(self._given, self.entries)
