@@ -3,8 +3,9 @@
 
 Four ranks train a small GPT on a text that can be learnt. FSDP2 shards it over all of them. Or it shards it inside each
 of two machines of two ranks, and `LocalSGD` averages the machines every 30 steps with an outer optimizer. Both see the
-same number of tokens with the same optimizer. Printed are the losses on text that was not trained on, for several
-seeds. The bar: the mean of DiLoCo's losses is above that of FSDP's by no more than FSDP's spread over the seeds.
+same number of tokens with the same optimizer. Both begin where FSDP is after `--pretrained` steps, as DiLoCo's authors
+begin with a model that was trained before. Printed are the losses on text that was not trained on, for several seeds.
+The bar: the mean of DiLoCo's losses is above that of FSDP's by no more than FSDP's spread over the seeds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -24,15 +27,25 @@ RANKS = 4
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=900)
+    parser.add_argument("--steps", type=int, default=450)
+    parser.add_argument("--pretrained", type=int, default=450, help="steps before those")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--worker", choices=METHODS, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
+    parser.add_argument("--state", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
         work(args)
         return 0
-    losses = {method: [run(method, seed, args) for seed in range(args.seeds)] for method in METHODS}
+    losses: dict[str, list[float]] = {method: [] for method in METHODS}
+    for seed in range(args.seeds):
+        with tempfile.TemporaryDirectory() as folder:
+            state = Path(folder) / "state"
+            if args.pretrained:
+                run("fsdp", seed, args.pretrained, state)
+            for method in METHODS:
+                begin = state if args.pretrained else Path(folder) / method
+                losses[method].append(run(method, seed, args.steps, begin))
     for method, found in losses.items():
         print(f"{method:8} {mean(found):.4f} ({', '.join(f'{loss:.4f}' for loss in found)})")
     spread = max(losses["fsdp"]) - min(losses["fsdp"])
@@ -41,10 +54,10 @@ def main() -> int:
     return 0 if above <= spread else 1
 
 
-def run(method: str, seed: int, args: argparse.Namespace) -> float:
-    """The loss that the first rank prints."""
+def run(method: str, seed: int, steps: int, state: Path) -> float:
+    """The loss that the first rank prints. Training begins with the state, if there is one, or else writes it."""
     command = [sys.executable, "-m", "poseidon", "run", "-n", str(RANKS), __file__, "--worker", method]
-    command += ["--seed", str(seed), "--steps", str(args.steps)]
+    command += ["--seed", str(seed), "--steps", str(steps), "--state", str(state)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return next(float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("loss "))
@@ -105,6 +118,10 @@ def work(args: argparse.Namespace) -> None:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     over = init_device_mesh("cpu", (RANKS,)) if args.worker == "fsdp" else mesh["shard"]
     model: Any = network()
+    begun = args.state.exists()
+    dist.barrier()
+    if begun:
+        model.load_state_dict(torch.load(args.state))
     for block in model.blocks:
         fully_shard(block, mesh=over)
     fully_shard(model, mesh=over)
@@ -112,13 +129,17 @@ def work(args: argparse.Namespace) -> None:
     if args.worker == "diloco":
         outer = poseidon.OuterNesterov()
         optimizer = poseidon.LocalSGD(model, optimizer, EVERY, outer=outer, device_mesh=mesh["replicate"])
-    draw = torch.Generator().manual_seed(1000 * args.seed + dist.get_rank())
+    draw = torch.Generator().manual_seed(1000 * args.seed + 100 * begun + dist.get_rank())
     for _ in range(args.steps):
         optimizer.zero_grad()
         loss_of(text(ROWS, draw)).backward()
         optimizer.step()
     if args.worker == "diloco":
         optimizer.average()
+    if not begun:
+        whole = {name: value.full_tensor() for name, value in model.state_dict().items()}
+        if dist.get_rank() == 0:
+            torch.save(whole, args.state)
     with torch.no_grad():
         loss = loss_of(text(256, torch.Generator().manual_seed(77)))
     if dist.get_rank() == 0:

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from poseidon.torch.tensors.shard import part_of
+
 MOST = 3  # ranks
 EVERY = 2  # steps from one average of LocalSGD to the next
 CHANGES_AT = 2  # the step in which another optimizer takes over
@@ -303,7 +305,7 @@ def reference(settings: Settings, number: int, averages: bool) -> Alone | Averag
 
 def compared(settings: Settings, module: nn.Module) -> Iterator[torch.Tensor]:
     """What is compared with one process: parameters, and the buffers where these are rank 0's."""
-    yield from module.parameters()
+    yield from map(part_of, module.parameters())
     own = {"join", "init.checkpoint_every", "init.stragglers"} & settings.keys()
     if settings.get("norm") and not own and settings.get("wrap.broadcast_buffers", True):
         yield from module.buffers()

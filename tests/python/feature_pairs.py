@@ -37,7 +37,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ _AT_ONCE = 2
 GOOD = ("right", "right, unseen", "refused", "no such argument", "refused by torch")
 _OTHERS_FAILED = ("Aborted", "PeerLost", "PoseidonTimeout")  # kinds of errors that tell of another rank
 _PASSING = re.compile(
-    r" ?\((psd-[\w-]+|server)\)|; flight record.*|127\.0\.0\.1:\d+|\b[\d.]+ m?s\b"
+    r" ?\((psd-[\w-]+|server)\)|; flight record.*|\b\d/\d@|127\.0\.0\.1:\d+|\b[\d.]+ m?s\b"
 )  # other in each run
 
 
@@ -97,6 +97,8 @@ class Pairs:
         settings = features.combine(names)
         assert settings is not None
         foreseen, size = predicted(settings), size_of(settings)
+        if foreseen is not None:
+            foreseen = replace(foreseen, text=_PASSING.sub("", foreseen.text))
         with tempfile.TemporaryDirectory(prefix="pair-") as made:
             folder = Path(made)
             secret = folder / "secret"

@@ -63,6 +63,8 @@ class _Job:
         options = init_options(given, 0, Path("FOLDER"), "127.0.0.1:1" if given.get("servers") else "")
         options.pop("secret_file", None)
         size = size_of(given)
+        if given.get("replica"):
+            options["replica"] = f"0/{size}@127.0.0.1:1"
         self._settings = resolve(**_PLACE, world_size=size, local_world_size=size, **options)
         self._job = Features.of(self._settings)
         self._recovers = self._settings.on_failure != "abort"
@@ -136,6 +138,8 @@ class _Model:
     def _wrap(self, options: dict[str, Any]) -> None:
         self._job.moment = "wrap"
         self.features.add("wrapped")
+        if self._given.get("replica"):
+            self.features.add("sharded")
         wishes = options.get("scheme"), options.get("wire")
         module = torch.compile(self._net, backend="eager") if self._given.get("compiled") else self._net
         self.entries = list(collect_parameters(module, *wishes, self._job.settings, ()))

@@ -196,6 +196,8 @@ class Mine(Training):
     def __init__(self, settings: Settings, number: int, rank: int, group: Any, moment: Moment) -> None:
         super().__init__(settings, number)
         self._rank = rank
+        if settings.get("replica"):
+            _shard(self.module)
         if settings.get("compiled"):
             self.model = torch.compile(self.module, backend="eager")
         self.wraps = features.wraps(settings)
@@ -264,6 +266,13 @@ class Mine(Training):
             self.model(*self.batch(0, 0, self._rank)[:-1])  # takes rank 0's buffers
 
 
+def _shard(module: Any) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(module, mesh=init_device_mesh("cpu", (1,)))
+
+
 def _hook(kind: str, group: Any) -> tuple[Any, Callable[..., Any]]:
     """The state and the communication hook."""
     if kind == "powersgd":
@@ -297,6 +306,12 @@ def begin(settings: Settings, rank: int, port: int, folder: Path, servers: str, 
     moment("init")
     size = size_of(settings)
     compute_for(_HEAD_START_S if rank else 0)
+    if dist.is_initialized() and dist.get_world_size() == 1:  # of a replica in a job before
+        dist.destroy_process_group()
+    if settings.get("replica"):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        poseidon.init(replica=f"{rank}/{size}@127.0.0.1:{port}", **init_options(settings, rank, folder, servers))
+        return
     place = {"rank": rank, "world_size": size, "local_rank": rank, "local_world_size": size}
     place |= {"master_addr": "127.0.0.1", "master_port": port}
     poseidon.init(**place, **init_options(settings, rank, folder, servers))

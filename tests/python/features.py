@@ -80,6 +80,7 @@ FEATURES = (
     Feature("bfloat16 model", {"dtype": "bfloat16"}, limit=0.15),
     Feature("float64 model", {"dtype": "float64"}),
     Feature("process_group", {"part": True, "torch": True}),
+    Feature("replica", {"replica": True}),  # of a sharded model, with one rank in each
     # Communication hooks.
     Feature("fp16_compress_hook", {"hooks": ("fp16",)}, limit=0.005),
     Feature("bf16_compress_hook", {"hooks": ("bf16",)}, limit=0.02),
@@ -138,7 +139,19 @@ def combine(names: Iterable[str]) -> dict[str, Any] | None:
             found.setdefault(setting, value)
     if sum(trainer in _ALONE for trainer in found.get("trainer", ())) > 1:
         return None
+    if found.get("replica") and not _is_sharded_by_torch(found):
+        return None
     return found
+
+
+def _is_sharded_by_torch(settings: Mapping[str, Any]) -> bool:
+    """Whether FSDP can do the rest: it passes by hooks of parameters, and knows neither sparse gradients nor LBFGS."""
+    beyond = ("tensor hook", "accumulate hook", "torch")  # the last: a world of all ranks, where a replica has its own
+    return (
+        not any(settings.get(name) for name in beyond)
+        and settings.get("table") != "sparse"
+        and settings.get("optimizer") != "lbfgs"
+    )
 
 
 def limit(names: Iterable[str]) -> float:

@@ -131,7 +131,7 @@ class DistributedDataParallel(ModelCopies, ModelJoins, TorchDistributedDataParal
         self.use_side_stream_for_tensor_copies = True
         self._assign_modules_buffers()
         keep_in_state_dict(self)
-        if self.process_group is None:
+        if self.process_group is None and here.shard_group is None:  # otherwise torch's groups are of one replica
             self.process_group = default_group()
         if here.client is not None and not here.recovers:
             self._trained.connect(init_sync, at_start)
