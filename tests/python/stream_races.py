@@ -1,6 +1,6 @@
 """Finds accesses of a device's streams, the program, the mover thread and the core that nothing orders.
 
-`CudaCopies` runs for real, on CPU tensors that stand for the device's. Streams and events of `torch.cuda` are replaced
+`DeviceCopies` runs for real, on CPU tensors that stand for the device's. Streams and events of its runtime are replaced
 by objects that only keep vector clocks. Every operation that torch dispatches is an access of the current stream to
 the memory of its arguments and results. Two accesses to the same bytes, of which one writes, are a race if the later
 one does not know of the earlier one: then a GPU may make them in the other order, which a test on a GPU rarely shows.
@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -21,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import poseidon.torch.training.trained_model as trained_model
-from poseidon.torch.exchange.mover import CudaCopies, StagedTransfer
+from poseidon.torch.exchange import mover
+from poseidon.torch.exchange.mover import DeviceCopies, StagedTransfer
 
 Time = dict[str, int]
 """By actor: the last of its accesses that is known."""
@@ -168,8 +170,8 @@ def _thread() -> str:
     return PROGRAM if threading.current_thread() is threading.main_thread() else "mover"
 
 
-def _cuda(machine: Machine) -> dict[str, Any]:
-    """What stands for `torch.cuda`'s names."""
+def _runtime(machine: Machine) -> dict[str, Any]:
+    """What stands for the names of a device's runtime, such as `torch.cuda`."""
 
     class Stream:
         def __init__(self, device: torch.device | None = None, name: str = "side stream") -> None:
@@ -197,12 +199,11 @@ def _cuda(machine: Machine) -> dict[str, Any]:
         "Stream": Stream,
         "Event": Event,
         "stream": stream,
-        "is_current_stream_capturing": lambda: False,
         "current_stream": lambda device=None: Stream(name=machine.stream),
     }
 
 
-def races(copies: type[CudaCopies], function: Callable[..., Any], *args: Any) -> tuple[list[str], int, Any]:
+def races(copies: type[DeviceCopies], function: Callable[..., Any], *args: Any) -> tuple[list[str], int, Any]:
     """Runs `function` with all exchanges staged by `copies`. Returns the races, the number of operations on the side
     stream, and what the function has returned."""
     machine = Machine()
@@ -218,7 +219,8 @@ def races(copies: type[CudaCopies], function: Callable[..., Any], *args: Any) ->
         return StagedTransfer(_Client(client, machine), copies(device))  # type: ignore[arg-type]
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.multiple(torch.cuda, **_cuda(machine)))
+        runtime = SimpleNamespace(**_runtime(machine))
+        stack.enter_context(mock.patch.object(mover, "runtime_of", return_value=runtime))
         stack.enter_context(mock.patch.object(torch, "empty", pinned))
         stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", return_value=None))
         stack.enter_context(mock.patch.object(trained_model, "make_transfer", make))

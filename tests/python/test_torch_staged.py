@@ -14,14 +14,14 @@ from torch import nn
 import poseidon.torch as poseidon
 import poseidon.torch.training.trained_model as trained_model
 import workers
-from poseidon.torch.exchange.mover import CudaCopies, StagedTransfer
+from poseidon.torch.exchange.mover import DeviceCopies, StagedTransfer
 from test_torch_gradients import Checkpointed, OneLinear, Reused, UsedOutside, gradients_of, unused
 from test_torch_gradients import some_rank_uses_the_weight_outside as mixed
 from test_torch_training import train, uneven_rows
 from torch_cases import EXACT_SCHEMES, all_equal, parameters_digest
 
 
-class HostCopies(CudaCopies):
+class HostCopies(DeviceCopies):
     """Copies between host memory and a "device" that is host memory too: no streams, no events."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 
 import workers
 from overlap_cases import train_step, wrapped
-from poseidon.torch.exchange.mover import CudaCopies
+from poseidon.torch.exchange.mover import DeviceCopies
 from stream_races import races
 from test_torch_gradients import OneLinear, Reused, gradients_of
 from test_torch_training import train
@@ -19,7 +19,7 @@ from torch_cases import all_equal, digest, mlp
 
 
 def in_order(function: Callable[..., Any], *args: Any) -> Any:
-    found, side_access_count, result = races(CudaCopies, function, *args)
+    found, side_access_count, result = races(DeviceCopies, function, *args)
     assert not found, "\n".join(found[:10])
     assert side_access_count > 0
     return result
@@ -52,27 +52,27 @@ def test_updates_on_servers_have_no_races() -> None:
     assert all_equal(workers.run(2, in_order, on_servers))
 
 
-class CopiesTooEarly(CudaCopies):
+class CopiesTooEarly(DeviceCopies):
     def to_host(self, source: torch.Tensor, host: torch.Tensor) -> Callable[[], None]:
-        copied = torch.cuda.Event()
-        with torch.cuda.stream(self._stream):
+        copied = self._runtime.Event()
+        with self._runtime.stream(self._stream):
             host.copy_(source.reshape(-1), non_blocking=True)
             copied.record(self._stream)
         return copied.synchronize
 
 
-class StartsTooEarly(CudaCopies):
+class StartsTooEarly(DeviceCopies):
     def to_host(self, source: torch.Tensor, host: torch.Tensor) -> Callable[[], None]:
         super().to_host(source, host)
         return lambda: None
 
 
-class GoesOnTooEarly(CudaCopies):
+class GoesOnTooEarly(DeviceCopies):
     def join(self) -> None:
         pass
 
 
-def races_with(copies: type[CudaCopies], *args: Any) -> list[str]:
+def races_with(copies: type[DeviceCopies], *args: Any) -> list[str]:
     return races(copies, train, *args)[0]
 
 
@@ -84,6 +84,6 @@ def races_with(copies: type[CudaCopies], *args: Any) -> list[str]:
         (GoesOnTooEarly, "on the main stream is not ordered after aten.copy_.default on the side stream"),
     ],
 )
-def test_a_missing_wait_is_found(copies: type[CudaCopies], told: str) -> None:
+def test_a_missing_wait_is_found(copies: type[DeviceCopies], told: str) -> None:
     for found in workers.run(2, races_with, copies, "ps", torch.float32, "sgd", 2, True, 6):
         assert any(told in race for race in found), found[:5]

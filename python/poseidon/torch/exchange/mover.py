@@ -23,15 +23,17 @@ from poseidon.errors import InvalidArgument
 from poseidon.schemes import workers_multiply
 from poseidon.torch.exchange.transfer import Rows, Transfer
 from poseidon.torch.model.factors import Factors
+from poseidon.torch.tensors.devices import is_accelerator, runtime_of
 from poseidon.torch.tensors.memory import flat_view
 
 
-class CudaCopies:
-    """Copies between one CUDA device and pinned host memory, on a side stream. Used with the GIL held."""
+class DeviceCopies:
+    """Copies between one accelerator and pinned host memory, on a side stream. Used with the GIL held."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream = torch.cuda.Stream(device)
+        self._runtime = runtime_of(device)
+        self._stream = self._runtime.Stream(device)
         self._backward: Any = None  # the stream of the last gradient
 
     def host_buffer(self, element_count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -43,12 +45,13 @@ class CudaCopies:
 
         Returns a function that waits for it. Raises InvalidArgument while a CUDA graph is captured.
         """
-        if torch.cuda.is_current_stream_capturing():
+        capturing = getattr(self._runtime, "is_current_stream_capturing", None)
+        if capturing is not None and capturing():
             raise InvalidArgument("an exchange cannot be a part of a CUDA graph: run backward outside the capture")
-        self._backward = torch.cuda.current_stream(self.device)
+        self._backward = self._runtime.current_stream(self.device)
         self._stream.wait_stream(self._backward)
-        copied = torch.cuda.Event()
-        with torch.cuda.stream(self._stream):
+        copied = self._runtime.Event()
+        with self._runtime.stream(self._stream):
             host.copy_(flat_view(source), non_blocking=True)
             source.record_stream(self._stream)
             copied.record(self._stream)
@@ -56,14 +59,14 @@ class CudaCopies:
 
     def to_device(self, host: torch.Tensor, destination: torch.Tensor) -> None:
         """Starts a copy into a dense tensor once the work submitted so far no longer needs what it holds."""
-        self._stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(self._runtime.current_stream(self.device))
+        with self._runtime.stream(self._stream):
             flat_view(destination).copy_(host, non_blocking=True)
             destination.record_stream(self._stream)
 
     def run(self, function: Callable[[], None]) -> None:
         """Submits device work after the copies."""
-        with torch.cuda.stream(self._stream):
+        with self._runtime.stream(self._stream):
             function()
 
     def join(self) -> None:
@@ -71,7 +74,7 @@ class CudaCopies:
 
         What is waited for in a part of forward that has a stream of its own may be used by the rest, too.
         """
-        for stream in (torch.cuda.current_stream(self.device), self._backward):
+        for stream in (self._runtime.current_stream(self.device), self._backward):
             if stream is not None:
                 stream.wait_stream(self._stream)
 
@@ -90,7 +93,7 @@ class _Staged:
 class StagedTransfer(Transfer):
     """The transfer of device tensors through host memory."""
 
-    def __init__(self, client: _core.Client, copies: CudaCopies) -> None:
+    def __init__(self, client: _core.Client, copies: DeviceCopies) -> None:
         super().__init__(client)
         self._copies = copies
         self._hosts: dict[int, torch.Tensor] = {}
@@ -241,4 +244,4 @@ def _move(starts: queue.SimpleQueue[Callable[[], None] | None]) -> None:
 
 def make_transfer(client: _core.Client, device: torch.device) -> Transfer:
     """The transfer for parameters on `device`."""
-    return Transfer(client) if device.type == "cpu" else StagedTransfer(client, CudaCopies(device))
+    return StagedTransfer(client, DeviceCopies(device)) if is_accelerator(device) else Transfer(client)

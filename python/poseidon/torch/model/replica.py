@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from poseidon import _core
 from poseidon.adapter.control import Control
 from poseidon.adapter.replica_check import Parameters, ReplicaCheck, processor_name
+from poseidon.torch.tensors.devices import is_accelerator, runtime_of
 from poseidon.torch.tensors.memory import host_bytes
 from poseidon.torch.tensors.modes import update_mode
 from poseidon.torch.tensors.shard import Shard
@@ -125,8 +126,8 @@ class Replica(Unwatched, Parameters):
 
     def wait(self) -> None:
         device = self._device()
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
+        if is_accelerator(device):
+            runtime_of(device).current_stream(device).synchronize()
 
     def digests(self) -> list[int]:
         tensors = list(self._tensors().values())
@@ -146,7 +147,7 @@ class Replica(Unwatched, Parameters):
 
     def surroundings(self) -> str:
         device = self._device()
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        name = runtime_of(device).get_device_name(device) if is_accelerator(device) else device.type
         capability = torch.backends.cpu.get_cpu_capability()
         return (
             f"{processor_name()} ({capability}, {torch.get_num_threads()} threads), device {name}, "

@@ -25,6 +25,7 @@ from poseidon.torch.optimizer.undo import TensorCopies, UpdateUndo
 from poseidon.torch.recovery.lossy_layers import LossyLayers, synchronizers_of
 from poseidon.torch.recovery.sharded_state import Layouts
 from poseidon.torch.tensors.arrays import TENSORS
+from poseidon.torch.tensors.devices import is_accelerator, runtime_of
 from poseidon.torch.tensors.shard import part_of
 
 _MODEL_KEYS = {"tensors", "factor sums", "dense history", "choices"}
@@ -247,7 +248,7 @@ class TrainingObjects(TrainingState):
 
     def streams(self) -> StreamStates | None:
         """Where the random streams are now; None where every attempt seeds them."""
-        devices = {entry.param.device for entry in self._entries() if entry.param.device.type == "cuda"}
+        devices = {entry.param.device for entry in self._entries() if is_accelerator(entry.param.device)}
         return StreamStates(devices) if self._seed is None else None
 
     def tensors(self) -> list[torch.Tensor]:
@@ -424,19 +425,19 @@ def seed_streams(seed: int, rank: int, step: int) -> None:
 
 
 class StreamStates:
-    """The present states of this process's streams, to which it can go back. `devices` are the CUDA devices in use."""
+    """The present states of this process's streams, to which it can go back. `devices` are the accelerators in use."""
 
     def __init__(self, devices: Collection[torch.device]) -> None:
         self._torch = torch.get_rng_state()
-        self._cuda = {device: torch.cuda.get_rng_state(device) for device in devices}
+        self._devices = {device: runtime_of(device).get_rng_state(device) for device in devices}
         self._python = random.getstate()
         self._numpy: Any = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
 
     def put_back(self) -> None:
         """The streams go on from there again."""
         torch.set_rng_state(self._torch)
-        for device, state in self._cuda.items():
-            torch.cuda.set_rng_state(state, device)
+        for device, state in self._devices.items():
+            runtime_of(device).set_rng_state(state, device)
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
