@@ -24,6 +24,7 @@ TIMEOUT_S = 300  # ten seconds, when nothing else runs
 RANKS = 2
 POSEIDON_RUN = ["-m", "poseidon", "run", "-n", str(RANKS)]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
+TORCHRUN_4 = [*TORCHRUN[:-1], "4"]
 DROP_IN = ["-m", "poseidon.torch.drop_in"]
 GLOOS_END = "terminate called without an active exception"
 SAYS_SO = "poseidon: drop-in: "
@@ -67,7 +68,7 @@ def train(start: list[str], program: str, folder: Path, *arguments: str) -> Trai
     """Each rank's state dict after the program has run, and what it printed."""
     folder.mkdir(exist_ok=True)
     printed = printed_by([*start, str(PROGRAMS / program), str(folder), *arguments], folder)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)], printed
+    return [torch.load(path) for path in sorted(folder.glob("rank*.pt"))], printed
 
 
 def train_with_torchs_class(program: str, folder: Path) -> Trained:

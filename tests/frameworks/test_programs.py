@@ -12,6 +12,7 @@ from runs import (
     DROP_IN,
     POSEIDON_RUN,
     TORCHRUN,
+    TORCHRUN_4,
     Trained,
     assert_same_states,
     assert_same_training,
@@ -60,10 +61,12 @@ def test_a_program_trains_unchanged_under_torchrun(
     assert_same_training(train([*TORCHRUN, *DROP_IN], program, tmp_path / "ours"), plain(program))
 
 
-def test_a_sharded_program_trains_unchanged(tmp_path: Path) -> None:
-    skip_without("lightning")
-    theirs = train(TORCHRUN, "lightning_sharded.py", tmp_path / "theirs")
-    ours = train([*TORCHRUN, *DROP_IN], "lightning_sharded.py", tmp_path / "ours")
+@pytest.mark.parametrize(("package", "start"), [("lightning", TORCHRUN), ("accelerate", TORCHRUN_4)])
+def test_a_sharded_program_trains_unchanged(package: str, start: list[str], tmp_path: Path) -> None:
+    skip_without(package)
+    theirs = train(start, f"{package}_sharded.py", tmp_path / "theirs")
+    ours = train([*start, *DROP_IN], f"{package}_sharded.py", tmp_path / "ours")
+    assert len(ours[0]) == int(start[-1])
     assert "replicas over gloo" in theirs[1]
     assert "replicas over poseidon" in ours[1]
     assert_same_training(ours, theirs)
