@@ -36,7 +36,8 @@ _LEAST_STEP_S, _LONG_S = 0.2, 2.0  # of DDP; above the second there is one round
 _LONGEST_STEP_S = 5.0  # of a step that exchanges little
 _MOST_BITS_PER_S = 1e9  # of all ports together, on cores of the usual speed
 _WARM_UPS = 2  # about, of one method in a round
-_STARTS_S = 15.0  # processes, connections, and the plain copy
+_STARTS_S = 15.0  # of a group: hosts, and the plain copy
+_START_S = 7.0  # of a method: processes and connections
 # As users run: the system's TCP, and switches that are plain queues.
 _TESTBED = {"priorities": 2, "honour_dscp": False, "congestion": "system"}
 
@@ -103,7 +104,7 @@ class Group:
     def seconds(self, methods: Sequence[Method]) -> float:
         """About how long it takes to run."""
         steps = (_WARM_UPS + STEPS) * self._rounds
-        return _STARTS_S + steps * self.stretch * sum(map(self._step_s, methods))
+        return _STARTS_S + _START_S * len(methods) + steps * self.stretch * sum(map(self._step_s, methods))
 
     def __str__(self) -> str:
         return f"{self.model}, {self.hosts} hosts, {self.gbit_per_s:g} GbE"
