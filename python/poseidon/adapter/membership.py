@@ -53,6 +53,7 @@ class Membership:
         self.features = Features.of(settings, *features)
         self.settings = settings
         self.shard_group = shard_group
+        self.in_attempt = False  # of `Recovery`: what changes now is undone if the attempt fails
         self.is_world = is_world  # whether this is the process's own job, not one of a part of its ranks
         self.client: _core.Client | None = None
         self.control: Control | None = None

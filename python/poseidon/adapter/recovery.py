@@ -127,6 +127,7 @@ class Recovery:
         while not self._survived(self._begin):
             pass
         failure: PoseidonError | None = None
+        self._context.in_attempt = True
         try:
             yield
             if self._versions is not None:
@@ -143,6 +144,8 @@ class Recovery:
                 if self._shards is not None:
                     self._shards.abort(error)
             raise
+        finally:
+            self._context.in_attempt = False
         if self._shards is not None:
             failure, self._wishes = self._shards.end(failure, [self._someone_joins(), self._drain.asked])
         if failure is None:

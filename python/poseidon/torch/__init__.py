@@ -13,6 +13,7 @@ from poseidon.errors import PoseidonError
 from poseidon.torch.backend.register import register as _register
 from poseidon.torch.backend.urgency import urgency
 from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.elastic import ElasticLoader, ElasticSampler
 from poseidon.torch.local_sgd.averaging import OuterNesterov
 from poseidon.torch.local_sgd.local_sgd import LocalSGD
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
@@ -27,6 +28,8 @@ _register()
 __all__ = [
     "DistributedDataParallel",
     "DistributedOptimizer",
+    "ElasticLoader",
+    "ElasticSampler",
     "LocalSGD",
     "OuterNesterov",
     "PoseidonError",

@@ -18,6 +18,7 @@ from poseidon.adapter.state_text import encode
 from poseidon.adapter.training_state import TrainingState
 from poseidon.errors import InvalidArgument, Mismatch
 from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.elastic import ComparedPosition, ElasticSampler
 from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.optimizer.partial_step import Hyperparameters, hyperparameters_of
@@ -63,6 +64,7 @@ class TrainingObjects(TrainingState):
         self._beginnings: dict[int, _Beginning] = {}
         self._streams_left: StreamStates | None = None  # where a failed attempt has left them
         self._lossy = LossyLayers(self.models)
+        self._compare_samplers()
         if recovers and self.on_servers:
             self._lossy.refuse_servers()
         if recovers:
@@ -74,6 +76,13 @@ class TrainingObjects(TrainingState):
                 "Recovery takes the poseidon.DistributedDataParallel first, or a poseidon.LocalSGD, then optimizers "
                 "and the rest"
             )
+
+    def _compare_samplers(self) -> None:
+        for one in self._others:
+            if isinstance(one, ElasticSampler):
+                one.is_recovered = True
+                for sync in synchronizers_of(self.models):
+                    sync.step_check.add(ComparedPosition(one))
 
     def _watch_updates(self, undo: bool) -> None:
         for model in self.models if self._keeps_copies and not undo else []:
