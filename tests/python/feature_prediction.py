@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 
 import poseidon.torch as poseidon
 from feature_models import CHANGES_AT, Net, Settings, make_optimizer, size_of, step_count
@@ -120,6 +121,15 @@ class _Job:
         return self._settings
 
 
+class _Parts(nn.Module):
+    """A module's parameters as those of a sharded one are collected: without the layers that they belong to."""
+
+    def __init__(self, whole: nn.Module) -> None:
+        super().__init__()
+        for name, param in whole.named_parameters():
+            self._parameters[name] = param
+
+
 class _Model:
     """A model, its wrapper and its optimizers."""
 
@@ -142,6 +152,8 @@ class _Model:
             self.features.add("sharded")
         wishes = options.get("scheme"), options.get("wire")
         module = torch.compile(self._net, backend="eager") if self._given.get("compiled") else self._net
+        if self._given.get("replica"):
+            module = _Parts(module)
         self.entries = list(collect_parameters(module, *wishes, self._job.settings, ()))
         if self._given.get("norm") and options.get("broadcast_buffers", True):
             self.features.add("sent_buffers")

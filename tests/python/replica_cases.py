@@ -25,7 +25,7 @@ from forked import FORK
 from poseidon.adapter import recovery
 from poseidon.adapter.drain import EXIT_STATUS
 from poseidon.launch import free_port
-from poseidon.torch.process.context import context
+from poseidon.torch.process.context import context, data_part
 from recovery_cases import JOB_SECONDS, Fault, Faults
 from sharded_cases import batch, loss_of, network, whole
 from torch_cases import digest
@@ -175,6 +175,7 @@ def train(folder: Path, kind: str, steps: int, faults: Sequence[Fault]) -> dict[
                 size = poseidon.world_size()
                 parts = size * dist.get_world_size()
                 part = poseidon.rank() * dist.get_world_size() + dist.get_rank()
+                assert (part, parts) == data_part()
                 rows = batch(training.step).repeat(2, 1).chunk(parts)[part]
                 optimizer.zero_grad()
                 loss_of(wrapper, rows).backward()

@@ -378,7 +378,9 @@ class DistributedDataParallel(ModelCopies, ModelJoins, TorchDistributedDataParal
 
     def _is_own_group(self, state: object) -> bool:
         """Whether a hook of torch's with this state would communicate among the model's ranks."""
-        return has_same_ranks(default_group() if state is None else state, self.process_group)
+        # In a job of replicas torch has no group of the model's ranks; its default one stands for them.
+        own = default_group() if self.process_group is None else self.process_group
+        return has_same_ranks(default_group() if state is None else state, own)
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
