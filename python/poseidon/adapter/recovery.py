@@ -262,6 +262,7 @@ class Recovery:
 
     def _recover(self, failure: PoseidonError) -> None:
         began = time.monotonic()
+        self._wishes = [False, False]  # the next meeting takes in who waits, and the next vote asks again who leaves
         self._count(failure)
         self._state.note_residuals()
         self._context.leave()  # before the state is touched: nothing may be received into it any more
