@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from collections import Counter
@@ -28,8 +29,8 @@ pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 
 Place = Callable[[int, int], None]
 EXAMPLES, ROWS = 53, 3
-FIRST = [2, 0, 4, 6, 3, 1, 9, 5, 8, 7]
-FAR = [843293084044, 165364078346, 347709860216]
+FIRST = [6, 8, 0, 9, 3, 1, 4, 2, 7, 5]
+FAR = [291276258443, 972786607151, 455116493446]
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def place() -> Iterator[Place]:
         yield put
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 64, 65, 1000])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 64, 65, 1000, (1 << 16) + 1, 1 << 17])
 def test_an_epoch_is_a_permutation(count: int) -> None:
     order = ElasticOrder(count, seed=3)
     epochs = [order.examples(epoch, 0, count).tolist() for epoch in range(3)]
@@ -73,6 +74,14 @@ def test_every_example_comes_anywhere() -> None:
     pairs = np.bincount((orders[:, 3] * 8 + orders[:, 4]).astype(np.int64), minlength=64).reshape(8, 8)
     expected = epochs / 56
     assert (np.square(pairs[~np.eye(8, dtype=bool)] - expected) / expected).sum() < 105, "of 55 degrees"
+
+
+def test_every_example_of_many_comes_anywhere() -> None:
+    count, epochs = 70001, 2000
+    found = np.array([ElasticOrder(count, seed=1).examples(epoch, 5, 7) for epoch in range(epochs)])
+    counts = np.bincount(found[:, 0] * 16 // count, minlength=16)
+    assert ((counts - epochs / 16) ** 2 / (epochs / 16)).sum() < 45, "chi-square of 15 degrees"
+    assert abs(np.corrcoef(found[:, 0], found[:, 1])[0, 1]) < 4 / epochs**0.5
 
 
 @pytest.mark.parametrize("number", range(60))
@@ -153,6 +162,56 @@ def test_what_was_loaded_ahead_is_dealt_again(processes: int, place: Place) -> N
         check()
 
 
+class Failing(Numbers):
+    """Cannot be read once in a while."""
+
+    def __init__(self) -> None:
+        self.fails = False
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.fails:
+            self.fails = False
+            raise OSError("not now")
+        return super().__getitem__(index)
+
+
+def test_a_batch_that_could_not_be_loaded_comes_again(place: Place) -> None:
+    sampler, data = elastic.ElasticSampler(EXAMPLES, ROWS), Failing()
+    loader = elastic.ElasticLoader(data, sampler)
+    next(loader)
+    expected, data.fails = sampler.batch(), True
+    with pytest.raises(OSError, match="not now"):
+        next(loader)
+    assert next(loader).tolist() == expected
+
+
+class Noisy(Numbers):
+    """Draws a number for each example."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.rand(())
+
+
+def test_processes_that_load_draw_other_numbers_on_each_rank(place: Place) -> None:
+    def drawn(rank: int, seed: int) -> list[float]:
+        place(rank, 2)
+        return next(
+            elastic.ElasticLoader(Noisy(), elastic.ElasticSampler(EXAMPLES, ROWS, seed), num_workers=1)
+        ).tolist()
+
+    first = drawn(0, 1)
+    assert first == drawn(0, 1)
+    assert first != drawn(1, 1)
+    assert first != drawn(0, 2)
+
+
+def test_a_copy_was_not_given_to_recovery(place: Place) -> None:
+    sampler = elastic.ElasticSampler(EXAMPLES, ROWS)
+    sampler.is_recovered = True
+    assert not copy.deepcopy(sampler).is_recovered
+    assert not copy.copy(sampler).is_recovered
+
+
 def test_wrong_use_is_refused(place: Place) -> None:
     with pytest.raises(InvalidArgument, match="the dataset has 0 examples"):
         elastic.ElasticSampler(0, 4)
@@ -166,6 +225,12 @@ def test_wrong_use_is_refused(place: Place) -> None:
         sampler.load_state_dict(elastic.ElasticSampler(4, 1).state_dict())
     with pytest.raises(InvalidArgument, match="ElasticLoader got shuffle"):
         elastic.ElasticLoader(Numbers(), sampler, shuffle=True)
+    with pytest.raises(InvalidArgument, match="in_order=False would count"):
+        elastic.ElasticLoader(Numbers(), sampler, in_order=False)
+    with pytest.raises(InvalidArgument, match="whose examples have no numbers"):
+        elastic.ElasticSampler(iter([1]), 1)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="seed is None: it must be a whole number"):
+        elastic.ElasticSampler(9, 1, seed=None)  # type: ignore[arg-type]
 
 
 # In a job.

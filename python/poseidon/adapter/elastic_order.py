@@ -7,6 +7,7 @@ were before.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,11 +19,12 @@ _ROUNDS = 6  # of the Feistel network: more than four make a permutation that lo
 _MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # of splitmix64
 _STEP = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
+_MOST_SORTED = 1 << 16  # examples
 
 
 @dataclass(frozen=True)
 class ElasticOrder:
-    """The order of `example_count` examples in each epoch, from a seed. It takes no memory.
+    """The order of `example_count` examples in each epoch, from a seed. It takes next to no memory.
 
     The same arguments give the same order on every machine, by every version of NumPy. Without `shuffle` every epoch
     has the order of the dataset.
@@ -46,23 +48,42 @@ class ElasticOrder:
         positions = np.arange(begin, end, dtype=np.uint64)
         if not self.shuffle or self.example_count == 1:
             return positions.astype(np.int64)
-        half = np.uint64(-(-(self.example_count - 1).bit_length() // 2))
-        first = (self.seed + (epoch << 32)) * _STEP
-        keys = [_mixed(np.array([(first + i * _STEP) & _MASK], np.uint64))[0] for i in range(_ROUNDS)]
-        found = _permuted(positions, half, keys)
-        # The network permutes a power of 4. What it puts behind the last example is permuted on, until it is before.
-        while (outside := found >= self.example_count).any():
-            found[outside] = _permuted(found[outside], half, keys)
+        key = _epoch_key(self.seed, epoch)
+        if self.example_count <= _MOST_SORTED:
+            return _sorted_by_key(self.example_count, key)[begin:end]
+        keys = _mixed(np.array([(key + number * _STEP) & _MASK for number in range(_ROUNDS)], np.uint64))
+        bits = (self.example_count - 1).bit_length()
+        found = _permuted(positions, bits, keys)
+        # The network permutes a power of 2. What it puts behind the last example is permuted on, until it is before.
+        while (outside := np.flatnonzero(found >= self.example_count)).size:
+            found[outside] = _permuted(found[outside], bits, keys)
         return found.astype(np.int64)
 
 
-def _permuted(values: NDArray[np.uint64], half: np.uint64, keys: list[np.uint64]) -> NDArray[np.uint64]:
-    """One pass through a Feistel network of so many bits on each side."""
-    mask = np.uint64((1 << int(half)) - 1)
-    left, right = values >> half, values & mask
-    for key in keys:
-        left, right = right, left ^ (_mixed(right ^ key) & mask)
-    return (left << half) | right
+def _epoch_key(seed: int, epoch: int) -> int:
+    """What makes one epoch's permutation another one than others'."""
+    of_seed = int(_mixed(np.array([seed & _MASK], np.uint64))[0])
+    return int(_mixed(np.array([(of_seed + (epoch + 1) * _STEP) & _MASK], np.uint64))[0])
+
+
+@functools.lru_cache(maxsize=4)
+def _sorted_by_key(count: int, key: int) -> NDArray[np.int64]:
+    """A permutation of a few examples, for which the network has too few bits."""
+    keys = _mixed(np.arange(count, dtype=np.uint64) * np.uint64(_STEP) + np.uint64(key))
+    return np.argsort(keys, kind="stable").astype(np.int64)
+
+
+def _permuted(values: NDArray[np.uint64], bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """One pass through a Feistel network over so many bits. Its sides change their sizes in each round, which are even.
+
+    So an odd number of bits can be permuted, too.
+    """
+    low = np.uint64(bits - bits // 2)
+    masks = [np.uint64((1 << (bits // 2)) - 1), np.uint64((1 << int(low)) - 1)]
+    left, right = values >> low, values & masks[1]
+    for number, key in enumerate(keys):
+        left, right = right, left ^ (_mixed(right ^ key) & masks[number % 2])
+    return (left << low) | right
 
 
 def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

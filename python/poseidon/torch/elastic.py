@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+import operator
+import signal
+from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from poseidon.adapter.elastic_order import ElasticOrder, share, step_end
 from poseidon.errors import InvalidArgument
@@ -40,7 +42,7 @@ class ElasticSampler(Sampler[list[int]]):
     def __init__(self, dataset: Sized | int, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
         if batch_size < 1:
             raise InvalidArgument(f"batch_size is {batch_size}: each worker takes one example or more")
-        self._order = ElasticOrder(dataset if isinstance(dataset, int) else len(dataset), seed, shuffle)
+        self._order = ElasticOrder(_count_of(dataset), _whole("seed", seed), shuffle)
         self.batch_size = batch_size
         """The examples that each worker takes in a step, but for the last one of an epoch."""
         self.epoch = 0
@@ -60,12 +62,13 @@ class ElasticSampler(Sampler[list[int]]):
         Raises InvalidArgument where a failure of the step would lose them: with on_failure=rejoin and shrink, outside
         of an attempt of a `Recovery` that has this sampler.
         """
-        self._check_undone()
+        self.check_undone()
         self.position = self._end(self.position, data_part()[1])
         if self.position >= self._order.example_count:
             self.epoch, self.position = self.epoch + 1, self.position - self._order.example_count
 
-    def _check_undone(self) -> None:
+    def check_undone(self) -> None:
+        """Raises what `advance` would."""
         here = context()
         if here.recovers and not (self.is_recovered and here.in_attempt):
             raise InvalidArgument(
@@ -92,12 +95,25 @@ class ElasticSampler(Sampler[list[int]]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Goes on from there. Raises InvalidArgument for the state of another dataset or order."""
         kind = {name: value for name, value in state.items() if name not in ("epoch", "position")}
-        if kind != self._kind():
+        if kind != self._kind() or not {"epoch", "position"} <= state.keys():
             raise InvalidArgument(
                 f"the state is of an ElasticSampler with {kind}, and this one has {self._kind()}: make it with the "
                 "same dataset, seed and shuffle"
             )
         self.epoch, self.position = state["epoch"], state["position"]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy was not given to `Recovery`."""
+        return {**vars(self), "is_recovered": False}
+
+    def describe(self) -> str:
+        """What must be the same on all ranks, whenever."""
+        return ", ".join(f"{name} {value}" for name, value in {**self._kind(), "batch_size": self.batch_size}.items())
+
+    @property
+    def seed(self) -> int:
+        """That of the order."""
+        return self._order.seed
 
     @property
     def place(self) -> tuple[int, int, int, int]:
@@ -120,6 +136,24 @@ class ElasticSampler(Sampler[list[int]]):
         return {"examples": self._order.example_count, "seed": self._order.seed, "shuffle": int(self._order.shuffle)}
 
 
+def _count_of(dataset: Any) -> int:
+    if hasattr(dataset, "__index__"):
+        return _whole("dataset", dataset)
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise InvalidArgument(
+            f"the dataset is a {type(dataset).__name__}, whose examples have no numbers: give one with __len__ and "
+            "__getitem__"
+        )
+    return len(dataset)
+
+
+def _whole(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise InvalidArgument(f"{name} is {value!r}: it must be a whole number") from None
+
+
 class ComparedPosition:
     """The position of a sampler, which is the same on all ranks in every exchange (`Compared` of step_check.py)."""
 
@@ -127,35 +161,66 @@ class ComparedPosition:
         self._sampler = sampler
 
     def digest(self) -> bytes:
-        """Of epoch and position."""
-        return f"{self._sampler.epoch} {self._sampler.position}".encode()
+        """Of epoch and position, and of what the sampler is made of."""
+        return self._text().encode()
 
     def sent(self) -> None:
         """Nothing is counted from exchange to exchange."""
 
     def lines(self) -> list[str]:
         """What the digest was made of."""
-        return [f"the place of an ElasticSampler\tepoch {self._sampler.epoch}, position {self._sampler.position}"]
+        return [f"the place of an ElasticSampler\t{self._text()}"]
+
+    def _text(self) -> str:
+        return f"epoch {self._sampler.epoch}, position {self._sampler.position}, {self._sampler.describe()}"
+
+
+class _LoaderProcess:
+    """Begins a process that loads. The first SIGTERM is for the one that trains, which makes its step and then leaves.
+
+    Launchers send it to all processes. What ends a process that does not answer any more is another one.
+    """
+
+    def __init__(self, inner: Callable[[int], object] | None) -> None:
+        self._inner = inner
+
+    def __call__(self, number: int) -> None:
+        signal.signal(signal.SIGTERM, _take_the_next)
+        if self._inner is not None:
+            self._inner(number)
+
+
+def _take_the_next(number: int, frame: object) -> None:
+    signal.signal(number, signal.SIG_DFL)
 
 
 class ElasticLoader:
     """The batches that an `ElasticSampler` deals to this worker, loaded ahead. `next` gives that of the coming step.
 
     What was loaded ahead is dropped when workers have come or gone, or training has gone back: then the examples are
-    dealt anew. It never ends: `sampler.epoch` says when an epoch is over. `options` are those of `loader`, a class with
-    the arguments of torch's DataLoader, which that is by default; `torchdata`'s StatefulDataLoader is another one.
+    dealt anew. So they are if loading fails. It never ends: `sampler.epoch` says when an epoch is over. `options` are
+    those of `loader`, a class with the arguments of torch's DataLoader, which that is by default; `torchdata`'s
+    StatefulDataLoader is another one. Processes that load begin with each epoch, and whenever examples are dealt anew.
 
-    Without processes that load (`num_workers=0`), random transforms draw from the streams that `Recovery` seeds. In
-    such processes the numbers depend on what was loaded before: seed them by the example, if every bit counts.
+    Without such processes (`num_workers=0`), random transforms draw from the streams that `Recovery` seeds. In
+    processes their streams depend on seed, rank and place, and on what a process has loaded since it has begun: seed
+    them by the example, if every bit counts. Raises InvalidArgument for options that the sampler decides.
     """
 
     def __init__(self, dataset: Any, sampler: ElasticSampler, loader: Any = DataLoader, **options: Any) -> None:
         for name in ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"):
             if name in options:
                 raise InvalidArgument(f"ElasticLoader got {name}, which the sampler decides: leave it out")
+        if not options.get("in_order", True):
+            raise InvalidArgument("in_order=False would count examples that have yet to come: leave it out")
+        _count_of(dataset)
         self._sampler = sampler
         # Otherwise each iterator draws from torch's stream, and training draws other numbers after workers have come.
-        self._generator = options.setdefault("generator", torch.Generator())
+        self._generator = torch.Generator() if options.get("generator") is None else None
+        if self._generator is not None:
+            options["generator"] = self._generator
+        if options.get("num_workers"):
+            options["worker_init_fn"] = _LoaderProcess(options.get("worker_init_fn"))
         self._make = lambda: iter(loader(dataset, batch_sampler=sampler, **options))
         self._batches: Iterator[Any] | None = None
         self._place: tuple[int, int, int, int] | None = None  # of the batch that `_batches` gives next
@@ -165,11 +230,19 @@ class ElasticLoader:
 
     def __next__(self) -> Any:
         """The batch of the step that comes, whose examples are taken."""
-        if self._batches is None or self._place != self._sampler.place:
+        self._sampler.check_undone()
+        if self._place != self._sampler.place:
             self._batches = None  # ends the processes that load before others begin
-            self._generator.manual_seed(hash((self._sampler.epoch, self._sampler.position)) % (1 << 63))
+        if self._batches is None:
+            if self._generator is not None:
+                self._generator.manual_seed(hash((self._sampler.seed, *self._sampler.place)) % (1 << 63))
             self._batches = self._make()
-        batch, epoch = next(self._batches), self._sampler.epoch
+        epoch = self._sampler.epoch
+        try:
+            batch = next(self._batches)
+        except BaseException:
+            self._batches = None  # which has gone on to the batch after it
+            raise
         self._sampler.advance()
         self._place = self._sampler.place
         if self._sampler.epoch > epoch:

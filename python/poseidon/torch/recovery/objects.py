@@ -128,7 +128,8 @@ class TrainingObjects(TrainingState):
         """What must be the same on all ranks."""
         kinds = [type(one).__name__ for one in (*self.models, *self._others)]
         groups = [f"{len(group['params'])} parameters" for one in self.optimizers for group in one.param_groups]
-        return "\n".join([f"objects {', '.join(kinds)}; seed {self._seed}", *groups])
+        samplers = [f"ElasticSampler of {one.describe()}" for one in self._others if isinstance(one, ElasticSampler)]
+        return "\n".join([f"objects {', '.join(kinds)}; seed {self._seed}", *groups, *samplers])
 
     # One step.
 
