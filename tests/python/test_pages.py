@@ -80,6 +80,8 @@ def names(text: str, page: str) -> dict[str, Any]:
         **{"model": model, "optimizer": optimizer, "opt": optimizer, "inner": optimizer, "steps": STEPS},
         "scheduler": torch.optim.lr_scheduler.ConstantLR(optimizer),
         **{"inputs": inputs, "targets": targets, "loader": [batch()] * STEPS, "batches": [batch()] * STEPS},
+        "dataset": torch.utils.data.TensorDataset(torch.randn(50, 20), torch.randn(50, 2)),
+        "epochs": 2,
         **{"batch": batch, "next_batch": lambda: inputs, "train": lambda *_: None, "log": []},
         **{"loss": lambda output: output.square().mean(), "loss_of": torch.nn.functional.mse_loss},
     }
