@@ -28,7 +28,6 @@ judge_no_times=(
   tests/python/test_torch_{compiled*,random_optimizers,reused_memory_random}.py
   tests/python/test_torch_overlap{,_clipping,_frameworks,_loops,_models,_random,_surroundings}.py
   tests/python/test_torch_recovery{,_lossy,_misuse,_servers,_state}.py
-  tests/python/test_torch_{elastic,replicas}.py
   tests/python/test_torch_{second_optimizer,server_*,small_groups,weights_elsewhere}.py
   tests/python/test_{exchange,torch}_random_jobs.py
 )
