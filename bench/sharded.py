@@ -129,13 +129,24 @@ def port_bytes() -> int:
     return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
 
 
+def gpt(args: argparse.Namespace, mesh: Any) -> Any:
+    """A GPT of so many layers and such a width, sharded over this mesh block by block."""
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+
+    layer = nn.TransformerEncoderLayer(args.width, 8, 4 * args.width, 0.0, "gelu", batch_first=True, norm_first=True)
+    body = nn.TransformerEncoder(layer, args.layers, enable_nested_tensor=False)
+    for block in body.layers:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(nn.Sequential(nn.Embedding(1000, args.width), body, nn.Linear(args.width, 1000)), mesh=mesh)
+
+
 def work(args: argparse.Namespace) -> None:
     """Trains as one rank. The first one prints what it found."""
     import torch
     import torch.distributed as dist
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
     import poseidon.torch as poseidon
 
@@ -143,13 +154,7 @@ def work(args: argparse.Namespace) -> None:
     torch.manual_seed(1)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (args.machines, args.ranks), mesh_dim_names=("replicate", "shard"))
-    layer = nn.TransformerEncoderLayer(args.width, 8, 4 * args.width, 0.0, "gelu", batch_first=True, norm_first=True)
-    body = nn.TransformerEncoder(layer, args.layers, enable_nested_tensor=False)
-    model = nn.Sequential(nn.Embedding(1000, args.width), body, nn.Linear(args.width, 1000))
-    over = mesh if args.worker == "gloo" else mesh["shard"]
-    for block in body.layers:
-        fully_shard(block, mesh=over)
-    fully_shard(model, mesh=over)
+    model = gpt(args, mesh if args.worker == "gloo" else mesh["shard"])
     gradient_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
     trained: Any
     optimizer: Any

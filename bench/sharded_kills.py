@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.launch import free_port
+from sharded import gpt
 
 METHODS = ("exact", "overlap", "bf16", "coding")
 TIMEOUT_S = 1200
@@ -126,7 +127,6 @@ def work(args: argparse.Namespace) -> None:
     import torch.distributed as dist
     from torch import nn
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
     import poseidon.torch as poseidon
 
@@ -137,12 +137,7 @@ def work(args: argparse.Namespace) -> None:
     machine, rank = int(os.environ["POSEIDON_REPLICA"].partition("/")[0]), dist.get_rank()
     (args.folder / f"process-{machine}-{rank}").write_text(str(os.getpid()))
     mesh = init_device_mesh("cpu", (args.ranks,), mesh_dim_names=("shard",))
-    layer = nn.TransformerEncoderLayer(args.width, 8, 4 * args.width, 0.0, "gelu", batch_first=True, norm_first=True)
-    body = nn.TransformerEncoder(layer, args.layers, enable_nested_tensor=False)
-    model: Any = nn.Sequential(nn.Embedding(1000, args.width), body, nn.Linear(args.width, 1000))
-    for block in body.layers:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    model = gpt(args, mesh)
     wrapper = poseidon.DistributedDataParallel(model, wire="bf16" if args.worker == "bf16" else None)
     optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-3)
     if args.worker == "overlap":

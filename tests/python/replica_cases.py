@@ -25,9 +25,10 @@ from forked import FORK
 from poseidon.adapter import recovery
 from poseidon.adapter.drain import EXIT_STATUS
 from poseidon.launch import free_port
-from poseidon.torch.process.context import context, data_part
+from poseidon.torch.process.context import context
+from poseidon.torch.tensors.shard import part_of
 from recovery_cases import JOB_SECONDS, Fault, Faults
-from sharded_cases import batch, loss_of, network, whole
+from sharded_cases import batch, loss_of, momentum_sgd, sharded, whole
 from torch_cases import digest
 from waiting import compute_for, end
 from workers import job_variables
@@ -132,22 +133,13 @@ def dying(folder: Path, faults: Sequence[Fault]) -> Iterator[Faults]:
 def sharded_network() -> Any:
     """The network over all ranks of this replica."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
-    model = network()
-    for block in model[1:3]:
-        fully_shard(block, mesh=mesh)
-    return fully_shard(model, mesh=mesh)
+    return sharded(init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",)))
 
 
 def make_optimizer(kind: str, model: nn.Module, wrapper: Any) -> torch.optim.Optimizer:
     """SGD with momentum, or "adam"; "overlap" makes it a DistributedOptimizer. For `train`, "clip" and "bf16" count."""
-    inner: torch.optim.Optimizer
-    if "adam" in kind:
-        inner = torch.optim.AdamW(model.parameters(), lr=0.01)
-    else:
-        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.01) if "adam" in kind else momentum_sgd(model)
     return poseidon.DistributedOptimizer(inner, wrapper) if "overlap" in kind else inner
 
 
@@ -175,7 +167,7 @@ def train(folder: Path, kind: str, steps: int, faults: Sequence[Fault]) -> dict[
                 size = poseidon.world_size()
                 parts = size * dist.get_world_size()
                 part = poseidon.rank() * dist.get_world_size() + dist.get_rank()
-                assert (part, parts) == data_part()
+                assert (part, parts) == context().data_part
                 rows = batch(training.step).repeat(2, 1).chunk(parts)[part]
                 optimizer.zero_grad()
                 loss_of(wrapper, rows).backward()
@@ -191,8 +183,8 @@ def train(folder: Path, kind: str, steps: int, faults: Sequence[Fault]) -> dict[
         state = [value for one in states for _, value in sorted(one.items()) if torch.is_tensor(value)]
         answer = {
             "whole": torch.cat([one.flatten() for one in whole(model)]).tolist(),
-            "parameters": digest([_local(parameter) for parameter in model.parameters()]),
-            "state": digest([_local(value) for value in state]),
+            "parameters": digest(map(part_of, model.parameters())),
+            "state": digest(map(part_of, state)),
             "steps_made": made,
             "sizes": sizes,
             "history": [[event.step, event.world_size, list(event.replaced)] for event in training.history],
@@ -211,7 +203,3 @@ def _watch_adoption(dies: Faults) -> None:
         inner(self, *arguments, **named)
 
     recovery._Agreed.take = take  # type: ignore[method-assign]
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach().clone()

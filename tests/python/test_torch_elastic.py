@@ -36,13 +36,11 @@ FAR = [291276258443, 972786607151, 455116493446]
 @pytest.fixture
 def place() -> Iterator[Place]:
     """Says which worker this is, of how many, without a job."""
-    with (
-        mock.patch.object(elastic, "data_part") as part,
-        mock.patch.object(elastic, "context", return_value=mock.Mock(recovers=False)),
-    ):
+    here = mock.Mock(recovers=False)
+    with mock.patch.object(elastic, "context", return_value=here):
 
         def put(rank: int, size: int) -> None:
-            part.return_value = (rank, size)
+            here.data_part = (rank, size)
 
         put(0, 1)
         yield put

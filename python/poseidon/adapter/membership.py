@@ -93,6 +93,14 @@ class Membership:
         return self.settings.world_size if self.client is None else self.client.world_size
 
     @property
+    def data_part(self) -> tuple[int, int]:
+        """This process's number among all that train, and how many these are; of replicas, all of their ranks."""
+        shards = self.shard_group
+        if shards is None:
+            return self.rank, self.world_size
+        return self.rank * shards.size + shards.rank, self.world_size * shards.size
+
+    @property
     def present_client(self) -> _core.Client:
         """The client, where there is one: with several workers, after `meet`."""
         assert self.client is not None

@@ -192,7 +192,7 @@ class Recovery:
         joins, leaves = (self._someone_joins(), self._drain.asked) if self._shards is None else self._wishes
         if leaves:
             self._leave()
-        self._state.begin(self._step, self._stream)
+        self._state.begin(self._step, here.data_part[0])
         if joins:
             self._wishes = [False, False]
             here.end_generation("a worker joins, so the job's next generation begins")
@@ -203,12 +203,6 @@ class Recovery:
             self._versions.take(self._step, self._finished, here.rank == 0)
         elif self._step % self._every == 0:
             self._write_snapshot()
-
-    @property
-    def _stream(self) -> int:
-        """What tells this rank's random numbers from others'."""
-        here, shards = self._context, self._shards
-        return here.rank if shards is None else here.rank * shards.size + shards.rank
 
     def _someone_joins(self) -> bool:
         """Whether a worker waits to be taken in. It looks once in a while."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from poseidon.adapter.control import Control
 from poseidon.errors import SURVIVABLE, Aborted, PoseidonError
@@ -45,9 +45,7 @@ class ShardGroup:
 
     def __init__(self, within: Within) -> None:
         self._within = within
-        self.on_void: Callable[[PoseidonError], None] = lambda failure: (
-            None
-        )  # what is told when an attempt becomes void
+        self.on_void: Callable[[PoseidonError], None] | None = None  # is told when an attempt becomes void
         self.failure: PoseidonError | None = None
         self._own_error: BaseException | None = None  # which has ended the replica
         began_ms = time.time_ns() // 1_000_000 if within.rank == 0 else 0
@@ -86,11 +84,18 @@ class ShardGroup:
                 raise
             self.note(error)
 
+    def unless_void(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Makes a call that exchanges something, `deferring`, if the attempt under way may yet count."""
+        if not self.is_void:
+            with self.deferring():
+                call(*arguments)
+
     def note(self, error: PoseidonError) -> None:
         """The attempt is void, because of this."""
         if self.failure is None:
             self.failure = error.with_traceback(None)
-            self.on_void(self.failure)
+            if self.on_void is not None:
+                self.on_void(self.failure)
 
     @property
     def awaits_confirmation(self) -> bool:

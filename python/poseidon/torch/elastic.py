@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from poseidon.adapter.elastic_order import ElasticOrder, share, step_end
 from poseidon.errors import InvalidArgument
-from poseidon.torch.process.context import context, data_part
+from poseidon.torch.process.context import context
 
 
 class ElasticSampler(Sampler[list[int]]):
@@ -54,7 +54,7 @@ class ElasticSampler(Sampler[list[int]]):
 
     def batch(self) -> list[int]:
         """The numbers of the examples that this worker takes in the step that comes."""
-        return self._batch(self.position, *data_part())
+        return self._batch(self.position, *context().data_part)
 
     def advance(self) -> None:
         """A step takes its examples: the next one comes.
@@ -63,7 +63,7 @@ class ElasticSampler(Sampler[list[int]]):
         of an attempt of a `Recovery` that has this sampler.
         """
         self.check_undone()
-        self.position = self._end(self.position, data_part()[1])
+        self.position = self._end(self.position, context().data_part[1])
         if self.position >= self._order.example_count:
             self.epoch, self.position = self.epoch + 1, self.position - self._order.example_count
 
@@ -77,14 +77,14 @@ class ElasticSampler(Sampler[list[int]]):
             )
 
     def __iter__(self) -> Iterator[list[int]]:
-        place, position = data_part(), self.position
+        place, position = context().data_part, self.position
         while position < self._order.example_count:
             yield self._batch(position, *place)
             position = self._end(position, place[1])
 
     def __len__(self) -> int:
         """Steps until the end of the epoch, with as many workers as there are now."""
-        size = data_part()[1]
+        size = context().data_part[1]
         whole, rest = divmod(self._order.example_count - self.position, self.batch_size * size)
         return whole + (rest >= size or (rest > 0 and whole == 0))
 
@@ -118,7 +118,7 @@ class ElasticSampler(Sampler[list[int]]):
     @property
     def place(self) -> tuple[int, int, int, int]:
         """What the batch that comes depends on, beside the order: epoch, position, rank and number of workers."""
-        return self.epoch, self.position, *data_part()
+        return self.epoch, self.position, *context().data_part
 
     def _batch(self, position: int, rank: int, size: int) -> list[int]:
         begin, end = share(position, self._end(position, size), rank, size)

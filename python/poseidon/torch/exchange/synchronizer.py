@@ -260,6 +260,10 @@ class Synchronizer:
         for update in self.updates:
             update.check_forward()
 
+    def hear_of(self, failure: PoseidonError) -> None:
+        """The client has failed, and something begins for which this rank's neighbours wait: raises the failure."""
+        raise failure
+
     def check_usable(self) -> None:
         """Raises PoseidonError if an earlier backward failed half way, or there is nobody to exchange with yet."""
         if not self.layers.connected:

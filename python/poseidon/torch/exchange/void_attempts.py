@@ -13,6 +13,7 @@ from typing import Any
 from poseidon.adapter.features import Features
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.shard_group import ShardGroup
+from poseidon.errors import PoseidonError
 from poseidon.options import Settings
 from poseidon.torch.exchange.flights import Flights
 from poseidon.torch.exchange.pending_exchange import PendingExchange
@@ -29,14 +30,10 @@ class DeferringFlights(Flights):
         self._shards = shards
 
     def _bring(self, entries: Iterable[SyncedParameter]) -> None:
-        if not self._shards.is_void:
-            with self._shards.deferring():
-                super()._bring(entries)
+        self._shards.unless_void(super()._bring, entries)
 
     def land_in_backward(self, pending: PendingExchange) -> None:
-        if not self._shards.is_void:
-            with self._shards.deferring():
-                super().land_in_backward(pending)
+        self._shards.unless_void(super().land_in_backward, pending)
 
 
 class DeferringSynchronizer(Synchronizer):
@@ -69,32 +66,23 @@ class DeferringSynchronizer(Synchronizer):
         self._shards.confirm()
 
     def before_factors(self) -> None:
-        if not self.is_void:
-            with self._shards.deferring():
-                super().before_factors()
+        self._shards.unless_void(super().before_factors)
 
     def before_accumulation(self, entry: SyncedParameter, dense: bool) -> None:
-        if not self.is_void:
-            with self._shards.deferring():
-                super().before_accumulation(entry, dense)
+        self._shards.unless_void(super().before_accumulation, entry, dense)
 
     def after_accumulation(self, entry: SyncedParameter) -> None:
-        if not self.is_void:
-            with self._shards.deferring():
-                super().after_accumulation(entry)
+        self._shards.unless_void(super().after_accumulation, entry)
 
     def end_backward(self, run: BackwardRun) -> None:
-        if not self.is_void:
-            with self._shards.deferring():
-                super().end_backward(run)
+        self._shards.unless_void(super().end_backward, run)
 
     def check_forward(self) -> None:
-        client = self._here.client
-        if not self.is_void and client is not None and (failure := client.failure) is not None:
-            with self._shards.deferring():
-                raise failure  # before FSDP waits for the others of this replica, who may have heard of it
         if not self.is_void:
             super().check_forward()
+
+    def hear_of(self, failure: PoseidonError) -> None:
+        self._shards.unless_void(super().hear_of, failure)
 
     def check_ended(self) -> None:
         if not self.is_void:

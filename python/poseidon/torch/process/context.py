@@ -147,15 +147,6 @@ def world_size() -> int:
     return context().world_size
 
 
-def data_part() -> tuple[int, int]:
-    """This process's number among all that train, and how many these are; in a job of replicas, all of their ranks."""
-    here = context()
-    shards = here.shard_group
-    if shards is None:
-        return here.rank, here.world_size
-    return here.rank * shards.size + shards.rank, here.world_size * shards.size
-
-
 def check_joins(here: Membership, what: str) -> None:
     """The ranks of `here` begin `what`, a feature that takes all of them, and is no step of a joined model.
 

@@ -215,9 +215,9 @@ class TrainedModel:
         self._changes.check()
         if self._shards is not None:
             self._shards.check()
-            client, shards = self.context.client, self.context.shard_group
-            if client is not None and (failure := client.failure) is not None and shards is None:
-                raise failure  # before FSDP waits for the others of this machine, who may have heard of it
+            client = self.context.client
+            if client is not None and (failure := client.failure) is not None:
+                self.sync.hear_of(failure)  # before FSDP waits for the others of this machine, who may have heard of it
         if self.sync.retired:
             take_over(self._given, self.entries)
             self.sync.revive()
