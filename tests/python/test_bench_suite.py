@@ -120,14 +120,18 @@ def test_a_group_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(grid, "STEPS", 1)
     monkeypatch.setattr(grid, "_LONG_S", 0.0)  # one round
     methods = methods_of("poseidon")
+    monkeypatch.setattr(suite_cells, "BUSY", 0.0)  # so it is measured again
+    monkeypatch.setattr(suite_cells, "_MOST_SLOWER", 2.0)
+    slower = replace(TINY, slower=2.0)
     append(tmp_path, measure(TINY, methods))
     found = load(tmp_path)
     assert not missing(TINY, methods, found)
     assert [one.method for one in found] == ["none", "poseidon", "ddp"]
-    compute_s = TINY.table.iteration_seconds * TINY.stretch
+    compute_s = slower.table.iteration_seconds * slower.stretch
     for one in found:
+        assert one.stretch == slower.stretch > TINY.stretch
         assert one.step_s >= compute_s
-        assert one.step_s >= one.port_bytes / 2 * 8 / TINY.bits_per_second, "a port carries no faster"
+        assert one.step_s >= one.port_bytes / 2 * 8 / slower.bits_per_second, "a port carries no faster"
         assert 0 < one.cpu <= 1
     assert found[0].port_bytes < found[1].port_bytes
     assert json.loads((tmp_path / suite_cells.FILE).read_text("utf-8").splitlines()[0])["method"] == "none"

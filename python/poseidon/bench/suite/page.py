@@ -21,8 +21,9 @@ _METHOD = (
     f"{SCALE} in each dimension, and rates by {SCALE**2}. Time is stretched where two cores could not keep up, "
     "and shortened where a step would take long. Methods of a group take turns in the same network namespaces, with "
     "plain queues and the system's TCP. Figures are medians. Coding is what of their bytes "
-    f"Poseidon's messages take. Where {BUSY:.0%} of the cores or more were busy (marked "
-    "*), the processor is the limit and not the network."
+    "Poseidon's messages take. A group is measured again with time stretched twice as much where "
+    f"{BUSY:.0%} of the cores or more were busy. Where that did not suffice (marked *), the processor is the limit and "
+    "not the network."
 )
 
 
