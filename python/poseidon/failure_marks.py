@@ -14,11 +14,13 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
+from typing import Any
 
 from poseidon.errors import Aborted, Evicted, InvalidArgument, PeerLost, PoseidonTimeout, Unreachable
 from poseidon.options import failure_mark
 
 _OWN, _OF_ANOTHER, _EVICTED, _NETWORK, _MISUSE = "own", "of another", "evicted", "network", "misuse"
+_KINDS = (_OWN, _OF_ANOTHER, _EVICTED, _NETWORK, _MISUSE)
 _MEMBER, _ENDED = ".member", ".ended"  # appended to the name of the file for failures
 _MOST_TEXT = 2000
 
@@ -107,6 +109,28 @@ def is_member(path: Path) -> bool:
 def tells_of_end(path: Path) -> bool:
     """Whether the worker has left its job in order, so that the run has ended."""
     return Path(f"{path}{_ENDED}").exists()
+
+
+def as_fields(path: Path) -> dict[str, Any]:
+    """All that a worker has noted, for a launcher on another machine, whose clock is another."""
+    fields: dict[str, Any] = {"member": is_member(path), "ended": tells_of_end(path)}
+    head, text = _read(path)
+    with contextlib.suppress(ValueError):
+        began_ns, _, kind = head.partition(" ")
+        fields |= {"age_ns": time.monotonic_ns() - int(began_ns), "kind": kind, "text": text}
+    return fields
+
+
+def take_over(path: Path, fields: dict[str, Any]) -> None:
+    """Notes here what `as_fields` gave there. Raises OSError; KeyError, ValueError or TypeError for other fields."""
+    if "kind" in fields:
+        began_ns = time.monotonic_ns() - int(fields["age_ns"])
+        kind = _KINDS[_KINDS.index(fields["kind"])]
+        text = str(fields["text"])[:_MOST_TEXT]
+        path.write_text(f"{began_ns} {kind}\n{text}", "utf-8", errors="backslashreplace")
+    for suffix, there in ((_MEMBER, fields["member"]), (_ENDED, fields["ended"])):
+        file = Path(f"{path}{suffix}")
+        file.touch() if there else file.unlink(missing_ok=True)
 
 
 def forget(path: Path) -> None:

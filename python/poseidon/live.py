@@ -215,7 +215,7 @@ def _base() -> Path:
 
 
 class Board:
-    """A worker's file. Raises OSError where it cannot be made or written."""
+    """A worker's file. A process may have several. Raises OSError where one cannot be made or written."""
 
     def __init__(self) -> None:
         folder = _base() / f"{_PREFIX}{os.getuid()}"
@@ -293,6 +293,8 @@ def _opened(path: Path) -> BinaryIO:
 
 def _remove_abandoned(folder: Path) -> None:
     for path in _files(folder):
+        if path.name.startswith(f"{os.getpid()}-"):
+            continue  # this process's own: to close it another time would drop its lock
         with contextlib.suppress(OSError), _opened(path) as file:
             if _is_abandoned(file.fileno()):
                 path.unlink()

@@ -15,7 +15,7 @@ import pytest
 from poseidon import testbed
 from poseidon.errors import InvalidArgument
 from poseidon.launch import Failure, free_port, launch, run_workers
-from poseidon.launch.run import MOST_LINE_BYTES, Lines
+from poseidon.launch.lines import MOST_LINE_BYTES, Lines
 from poseidon.options import available_cpu_count
 from waiting import IN_PROGRAMS, end, runs, wait_until
 

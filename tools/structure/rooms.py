@@ -106,6 +106,7 @@ PYTHON_DOORS: Doors = {
     "admin": {"errors", "options"},
     "watch": {"errors", "admin", "live", "rates"},
     "launch": {"dscp", "errors", "options", "failure_marks", "testbed"},
+    "cluster": {"errors", "options", "failure_marks", "version", "live", "check", "launch"},
     "cli": None,
     "bench": None,
     "bench/hosts": set(),

@@ -113,10 +113,14 @@ def _read(path: Path) -> str:
 
 
 _ROOT = Path("/")
+UNREACHED = "reach"  # what a finding is about that says that the job cannot be made
 
 
-def check_before(seconds: float) -> tuple[list[Finding], list[Finding]]:
+def check_before(seconds: float, looks_for_neighbours: bool = True) -> tuple[list[Finding], list[Finding]]:
     """What is wrong with this machine, and, on rank 0 of a job on several machines, between them.
+
+    `seconds`: for the rates between all. `looks_for_neighbours`: at what else runs here, which takes half
+    a second.
 
     The place in the job comes from the environment, as for training. Raises InvalidArgument where that makes no sense.
     """
@@ -134,7 +138,8 @@ def check_before(seconds: float) -> tuple[list[Finding], list[Finding]]:
         used = next((one for one in all_of_them if address in one.addresses), None)
         found.append(check_interface(all_of_them, address))
     found += [check_files(), check_buffers(_ROOT, used), check_congestion(_ROOT), check_frequency(_ROOT)]
-    found.append(check_neighbours())
+    if looks_for_neighbours:
+        found.append(check_neighbours())
     own = [one for one in found if one is not None]
     if not address:
         return own, []
@@ -144,5 +149,5 @@ def check_before(seconds: float) -> tuple[list[Finding], list[Finding]]:
         raise
     except PoseidonError as error:
         mend = f"{allow(settings.master_addr)}   # and so for all machines, on each of them"
-        return own, [Finding("reach", str(error), mend)]
+        return own, [Finding(UNREACHED, str(error), mend)]
     return own, between if settings.rank == 0 else []

@@ -1,4 +1,4 @@
-"""`poseidon run`: starts the workers of a training script on this machine."""
+"""`poseidon run`: starts the workers of a training script, on this machine or on several."""
 
 from __future__ import annotations
 
@@ -46,8 +46,37 @@ def run(
     master_port: Annotated[
         OptionalWhole, typer.Option(min=1, max=65535, help="Port of rank 0's rendezvous; default: a free one.")
     ] = None,
+    hosts: Annotated[
+        OptionalText,
+        typer.Option(
+            metavar="HOSTS",
+            help="Run on these machines, by ssh: a,b,c:2, or a file with lines such as 'a slots=2'. Without a number "
+            "one worker for each accelerator, and at least one.",
+        ),
+    ] = None,
+    sync: Annotated[
+        bool,
+        typer.Option(
+            "--sync", help="With --hosts: first copy the working directory there by rsync, without what git ignores."
+        ),
+    ] = False,
+    python: Annotated[
+        OptionalText,
+        typer.Option(metavar="PATH", help="With --hosts: Python on the machines; default: the path of this one."),
+    ] = None,
+    ssh: Annotated[
+        OptionalText, typer.Option(metavar="COMMAND", help="With --hosts: ssh with options of your own; default: ssh.")
+    ] = None,
+    env: Annotated[
+        OptionalTexts,
+        typer.Option(
+            metavar="NAME[=VALUE]",
+            help="With --hosts: one more environment variable for the workers. Those of Poseidon, NCCL, torch and "
+            "their like go along anyway.",
+        ),
+    ] = None,
 ) -> None:
-    """Run a training script as N workers on this machine.
+    """Run a training script as N workers on this machine, or with --hosts on several.
 
     Rank 0 has the terminal; lines of the other ranks start with their number in brackets. If a worker fails the
     others are ended, and the exit status is that of the first that failed; with --on-failure rejoin or shrink it is
@@ -60,11 +89,38 @@ def run(
     if source is not None and source.name == "DEFAULT":
         _refuse_a_number_after(script, arguments or [])
     runner = ["-m", "poseidon.torch.drop_in"] if drop_in else []
-    command = [sys.executable, *runner, *(["-m"] if module else []), script, *(arguments or [])]
-    from poseidon.launch import run_workers  # help does not wait for the compiled core
+    program = [*runner, *(["-m"] if module else []), script, *(arguments or [])]
+    if hosts is None:
+        for name, given in (("--sync", sync), ("--python", python), ("--ssh", ssh), ("--env", env)):
+            if given:
+                raise InvalidArgument(f"{name} is for other machines: give them with --hosts a,b,c:2")
+        from poseidon.launch import run_workers  # help does not wait for the compiled core
 
-    outcome = run_workers(command, workers, link, options=ctx.obj, master_port=master_port, max_restarts=max_restarts)
-    raise typer.Exit(outcome.exit_status)
+        command = [sys.executable, *program]
+        outcome = run_workers(
+            command, workers, link, options=ctx.obj, master_port=master_port, max_restarts=max_restarts
+        )
+        raise typer.Exit(outcome.exit_status)
+    if source is not None and source.name != "DEFAULT":
+        raise InvalidArgument("-n is the number of workers of one machine: with --hosts give them there, as a:2,b:2")
+    if link is not None:
+        raise InvalidArgument("--link is for workers of this machine: leave one of --link and --hosts out")
+    from poseidon.cluster.files import program_files
+    from poseidon.cluster.hosts import parse_hosts
+    from poseidon.cluster.launcher import Plan, run_on_hosts
+
+    plan = Plan(
+        parse_hosts(hosts),
+        program,
+        program_files(script, module),
+        python or sys.executable,
+        ssh or "ssh",
+        sync,
+        env or [],
+        master_port,
+        max_restarts,
+    )
+    raise typer.Exit(run_on_hosts(plan, ctx.obj or {}).exit_status)
 
 
 def _refuse_a_number_after(script: str, arguments: list[str]) -> None:

@@ -18,6 +18,7 @@ from poseidon.launch.outcome import Failure, Outcome, Recovery
 from poseidon.launch.run import OnLine, Run
 from poseidon.launch.signals import caught_signals
 from poseidon.launch.terminal import Terminal
+from poseidon.launch.workers import LocalWorkplace
 from poseidon.options import (
     BY_NAME,
     FAILURE_MARK_VARIABLE,
@@ -28,6 +29,7 @@ from poseidon.options import (
 from poseidon.testbed import Testbed
 
 _CLASSES = BY_NAME["priority_classes"]
+_STANDARD_ERROR = 2
 
 
 def launch(
@@ -104,14 +106,22 @@ def run_workers(
             environment[FAILURE_MARK_VARIABLE] = str(marks / str(rank))
         commands = [testbed.command(rank, command) if testbed else list(command) for rank in range(count)]
         guard = stack.enter_context(contextlib.closing(Guard(marks)))
-        outcome = Run(commands, environments, on_line, signals, terminal, recovery, guard).run()
-        if outcome.interrupted_by:
-            _tell_interruption(outcome, terminal)
-        elif outcome.first_failure:
-            _tell_failure(outcome, outcome.first_failure, text_of(marks / str(outcome.first_failure.rank)), terminal)
+        inherits = "" if on_line else "all" if os.isatty(_STANDARD_ERROR) else "output"
+        workplace = LocalWorkplace(dict(enumerate(commands)), dict(enumerate(environments)), guard, inherits)
+        outcome = Run(count, workplace, marks, on_line, signals, terminal, recovery).run()
+        outcome.rank_zero_has_terminal = inherits == "all"
+        tell_outcome(outcome, marks, terminal)
     if signals.received and not outcome.interrupted_by:  # after the run, while nobody read the rest of its output
         outcome.interrupted_by = signals.received[0]
     return outcome
+
+
+def tell_outcome(outcome: Outcome, marks: Path, terminal: Terminal) -> None:
+    """Says why a run has ended, unless its workers came to their end. `marks`: the folder of theirs."""
+    if outcome.interrupted_by:
+        _tell_interruption(outcome, terminal)
+    elif outcome.first_failure:
+        _tell_failure(outcome, outcome.first_failure, text_of(marks / str(outcome.first_failure.rank)), terminal)
 
 
 def _tell_failure(outcome: Outcome, failure: Failure, cause: str, terminal: Terminal) -> None:

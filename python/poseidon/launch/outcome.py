@@ -12,10 +12,15 @@ _MOST_RESTARTS = 3  # of each worker, unless told otherwise
 
 @dataclass(frozen=True)
 class Failure:
-    """A worker that failed. `code` is negative for a signal, as in subprocess."""
+    """A worker that failed. `code` is negative for a signal, as in subprocess.
+
+    `host`: its machine, where a run has several. `lost`: the connection to it, so that nobody knows how it ended.
+    """
 
     rank: int
     code: int
+    host: str = ""
+    lost: bool = False
 
     @property
     def exit_status(self) -> int:
@@ -25,10 +30,17 @@ class Failure:
     @property
     def how(self) -> str:
         """How the worker ended, in words, e.g. "with exit code 3"."""
+        if self.lost:
+            return f"as the connection to {self.host} was lost"
         return f"with exit code {self.code}" if self.code > 0 else f"killed by {signal.Signals(-self.code).name}"
 
+    @property
+    def who(self) -> str:
+        """The rank, and its machine where there are several."""
+        return f"rank {self.rank} on {self.host}" if self.host else f"rank {self.rank}"
+
     def __str__(self) -> str:
-        return f"rank {self.rank} failed first, {self.how}"
+        return f"{self.who} failed first, {self.how}"
 
 
 @dataclass

@@ -2,105 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from poseidon import failure_marks as marks
-from poseidon.errors import InvalidArgument
-from poseidon.launch.guard import Guard
+from poseidon.launch.lines import MOST_LINE_BYTES
 from poseidon.launch.outcome import Failure, Outcome, Recovery
 from poseidon.launch.signals import Signals
 from poseidon.launch.terminal import Terminal
-from poseidon.options import FAILURE_MARK_VARIABLE
-
-MOST_LINE_BYTES = 1 << 16
-_PR_SET_PDEATHSIG = 1
-
-
-class Lines:
-    """Cuts a worker's output into lines and passes them on as text.
-
-    `errors` says what becomes of bytes that are no UTF-8, as in `bytes.decode`.
-    """
-
-    def __init__(self, emit: Callable[[str], None], errors: str = "replace") -> None:
-        self._emit = emit
-        self._errors = errors
-        self._rest = b""
-
-    def feed(self, data: bytes) -> None:
-        """Takes the next piece of output."""
-        *lines, rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self._give(line)
-        # A progress bar redraws its line after a carriage return: only the last state matters.
-        self._rest = b"\r".join(rest.split(b"\r")[-2:])
-        if len(self._rest) > MOST_LINE_BYTES:
-            self.close()
-
-    def close(self) -> None:
-        """Passes the last line on, if it has no line end."""
-        if self._rest:
-            self._give(self._rest)
-        self._rest = b""
-
-    def _give(self, line: bytes) -> None:
-        self._emit(line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors=self._errors))
-
-
-@dataclass
-class Worker:
-    """A worker's process, which leads its own process group."""
-
-    rank: int
-    process: subprocess.Popen[bytes]
-    replaces: Failure | None = None  # the failure of the process whose place it takes
-    ended: bool = False
-
-    def has_ended(self) -> bool:
-        """Whether it has exited. Its process group stays reserved until `reap`."""
-        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.process.pid, flags) is not None
-
-    def signal_group(self, number: int) -> None:
-        """Sends a signal to the worker and all that it has started, unless it has been reaped."""
-        if not self.ended:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, number)
-
-    def reap(self) -> int:
-        """Ends the processes that the worker has left, and returns its exit code."""
-        self.signal_group(signal.SIGKILL)
-        self.ended = True
-        return self.process.wait()
-
-
-def die_with_parent() -> Callable[[], None]:
-    """A child runs this before its program, so that the kernel kills it when its parent is killed."""
-    prctl = ctypes.CDLL(None).prctl
-    parent = os.getpid()
-
-    def prepare() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it was killed before the line above
-            os._exit(1)
-
-    return prepare
-
+from poseidon.launch.workers import Reader, Worker, Workplace
 
 GRACE_SECONDS = 5.0  # between the steps of ending workers
 _POLL_SECONDS = 0.05
-_STANDARD_ERROR = 2
 _DRAIN_SECONDS = 1.0  # for output of processes that a worker left behind
 
 OnLine = Callable[[int, str], None]
@@ -111,25 +30,24 @@ class Run:
 
     def __init__(
         self,
-        commands: list[list[str]],
-        environments: list[dict[str, str]],
+        count: int,
+        workplace: Workplace,
+        marks_folder: Path,
         on_line: OnLine | None,
         signals: Signals,
         terminal: Terminal,
         recovery: Recovery,
-        guard: Guard,
     ) -> None:
-        self._guard = guard
+        self._count = count
+        self._workplace = workplace
+        self._marks_folder = marks_folder
         self._recovery = recovery
-        self._commands = commands
-        self._environments = environments
         self._on_line = on_line
         self._signals = signals
         self._terminal = terminal
         self._workers: list[Worker] = []
         self._selector = selectors.DefaultSelector()
-        self._outcome = Outcome(codes=[0] * len(commands), restart_counts=[0] * len(commands))
-        self._outcome.rank_zero_has_terminal = on_line is None and os.isatty(_STANDARD_ERROR)
+        self._outcome = Outcome(codes=[0] * count, restart_counts=[0] * count)
         self._has_begun = False  # some rank has been a member of the job
         self._finished = False  # one of them, so that the job is over
         self._failures: list[tuple[Failure, int]] = []  # that end the run, and when each was seen
@@ -138,20 +56,22 @@ class Run:
     def run(self) -> Outcome:
         """Returns when all workers have ended. None of them outlives the call, however it ends."""
         try:
-            for rank in range(len(self._commands)):
+            for rank in self._ranks():
                 if not self._signals.received:
                     self._start(rank)
             self._react_to_signals()
             while self._running():
                 self._pass_output(_POLL_SECONDS)
+                self._workplace.look()
                 self._collect()
                 self._end_replacements_for_nobody()
                 self._react_to_signals()
                 self._climb_ladder()
+            self._workplace.finish()
             self._drain()
         finally:
             for worker in self._running():
-                self._reap(worker)
+                worker.reap()
             self._outcome.first_failure = self._first_failure()
             for key in list(self._selector.get_map().values()):
                 key.data.close()
@@ -162,48 +82,26 @@ class Run:
     def _running(self) -> list[Worker]:
         return [worker for worker in self._workers if not worker.ended]
 
-    def _reap(self, worker: Worker) -> int:
-        code = worker.reap()
-        self._guard.reaped(worker.process.pid)
-        return code
-
     def _start(self, rank: int, replaces: Failure | None = None) -> None:
-        piped = rank > 0 or self._on_line is not None
-        errors_piped = piped or not self._outcome.rank_zero_has_terminal
-        command = self._commands[rank]
-        try:
-            process = subprocess.Popen(
-                command,
-                env=self._environments[rank],
-                stdin=subprocess.DEVNULL if rank > 0 else None,
-                stdout=subprocess.PIPE if piped else None,
-                stderr=subprocess.PIPE if errors_piped else None,
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
-        except OSError as error:
-            raise InvalidArgument(f"rank {rank} cannot be started: {command[0]!r}: {error.strerror}") from None
-        self._guard.started(process.pid)
-        self._workers.append(Worker(rank, process, replaces))
         self._outcome.last_errors[rank] = ""
-        if process.stdout is not None:
-            self._selector.register(process.stdout, selectors.EVENT_READ, self._lines(rank, sys.stdout, self._pass_on))
-        if process.stderr is not None:
-            self._selector.register(process.stderr, selectors.EVENT_READ, self._lines(rank, sys.stderr, self._note))
+        self._workers.append(self._workplace.start(rank, replaces, self))
 
-    def _lines(self, rank: int, stream: IO[str], emit: Callable[[int, str, IO[str]], None]) -> Lines:
-        errors = "replace" if self._on_line else "surrogateescape"
-        return Lines(lambda text: emit(rank, text, stream), errors)
+    def attach(self, file: IO[bytes], reader: Reader) -> None:
+        """See `Output`."""
+        self._selector.register(file, selectors.EVENT_READ, reader)
 
-    def _pass_on(self, rank: int, text: str, stream: IO[str]) -> None:
+    def show(self, rank: int, text: str, stream: IO[str]) -> None:
+        """See `Output`."""
+        if stream is sys.stderr:
+            self._outcome.last_errors[rank] = text.strip() or self._outcome.last_errors[rank]
         if self._on_line is not None:
-            self._on_line(rank, text)
+            self._on_line(rank, text.encode(errors="surrogateescape").decode(errors="replace"))
         else:
-            self._terminal.show(rank, text, stream)
+            self._terminal.show(self._prefix(rank), text, stream)
 
-    def _note(self, rank: int, text: str, stream: IO[str]) -> None:
-        self._outcome.last_errors[rank] = text.strip() or self._outcome.last_errors[rank]
-        self._pass_on(rank, text, stream)
+    def _prefix(self, rank: int) -> str:
+        host = self._workplace.host_of(rank)
+        return f"[{rank} {host}] " if host else f"[{rank}] " if rank else ""
 
     def _pass_output(self, wait_seconds: float) -> bool:
         """Returns whether it could. Nobody reads what was passed on before, if it could not."""
@@ -223,11 +121,11 @@ class Run:
         for worker in self._running():
             if worker.ended or not worker.has_ended():  # the first: with the rest of its replica
                 continue
-            code = self._outcome.codes[worker.rank] = self._reap(worker)
+            code = self._outcome.codes[worker.rank] = worker.reap()
             self._finished |= code == 0
             if code == 0 or self._outcome.interrupted_by:
                 continue
-            failure = Failure(worker.rank, code)
+            failure = Failure(worker.rank, code, self._workplace.host_of(worker.rank), worker.lost)
             if not self._failures:
                 self._react_to_failure(failure, now_ns)
             elif worker.rank not in self._outcome.ended_ranks:
@@ -235,7 +133,7 @@ class Run:
 
     def _react_to_failure(self, failure: Failure, now_ns: int) -> None:
         rank, most = failure.rank, self._recovery.most_restarts
-        what = f"rank {rank} failed, {failure.how}"
+        what = f"{failure.who} failed, {failure.how}"
         evicted = marks.tells_of_eviction(self._mark_of(rank))
         ended = self._has_ended()
         misused = marks.tells_of_misuse(self._mark_of(rank))
@@ -257,14 +155,15 @@ class Run:
             self._failures.append((failure, now_ns))
             if most > 0 and self._said_to_have_ended():
                 return  # the others need nobody any more, and may take long to save what they have
-            now = time.monotonic()
-            # The others normally notice the loss and end with an error of their own that says more.
+            # The others normally notice the loss and end with an error of their own that says more. That a machine
+            # says nothing any more they take for an outage that may end (docs/decisions/0031-heartbeats.md).
+            now = time.monotonic() - (GRACE_SECONDS if failure.lost else 0.0)
             self._ladder = [(now + GRACE_SECONDS, signal.SIGTERM), (now + 2 * GRACE_SECONDS, signal.SIGKILL)]
 
     def _start_again(self, failure: Failure) -> None:
         ranks = self._ranks() if self._recovery.together else [failure.rank]
         for worker in [one for one in self._running() if one.rank in ranks]:
-            self._reap(worker)
+            worker.reap()
         for rank in ranks:
             marks.forget(self._mark_of(rank))
             self._start(rank, failure)
@@ -282,10 +181,10 @@ class Run:
         for worker in waiting:
             assert worker.replaces is not None
             failure = worker.replaces
-            self._reap(worker)
+            worker.reap()
             self._outcome.codes[worker.rank] = failure.code
             self._terminal.tell(
-                f"rank {worker.rank} does not go on: the run has ended without it, as it failed, {failure.how}"
+                f"{failure.who} does not go on: the run has ended without it, as it failed, {failure.how}"
             )
             if not self._recovery.spares_workers:
                 self._failures.append((failure, time.monotonic_ns()))
@@ -298,7 +197,7 @@ class Run:
         return any(map(marks.tells_of_end, map(self._mark_of, self._ranks())))
 
     def _ranks(self) -> range:
-        return range(len(self._environments))
+        return range(self._count)
 
     def _first_failure(self) -> Failure | None:
         """The worker that failed first by itself, if there is one. A signal leaves no mark, but it is quick."""
@@ -310,7 +209,7 @@ class Run:
         return min(self._failures, key=order)[0] if self._failures else None
 
     def _mark_of(self, rank: int) -> Path:
-        return Path(self._environments[rank][FAILURE_MARK_VARIABLE])
+        return self._marks_folder / str(rank)
 
     def _react_to_signals(self) -> None:
         received, self._signals.received[:] = list(self._signals.received), []

@@ -13,6 +13,7 @@ from typing import IO, Any
 _AGAIN_SECONDS = 0.01
 _LAST_SECONDS = 1.0  # in which what has not been written may still be, after a signal
 _MOST_WAITING = 1 << 18  # characters
+_CLEAR = "\r\x1b[K"  # of a terminal's line
 
 
 class Terminal:
@@ -27,6 +28,7 @@ class Terminal:
         self._has_failed = False
         self._changed = threading.Condition()
         self._waiting: deque[tuple[IO[str], str, bool]] = deque()  # the first one is being written
+        self._progress = ""  # at the terminal's last line; for the thread alone
         self._waiting_size = 0
         self._is_over = False
         self._thread: threading.Thread | None = None
@@ -42,15 +44,19 @@ class Terminal:
             self._is_over = True
             self._changed.notify_all()
 
-    def show(self, rank: int, text: str, stream: IO[str]) -> None:
-        """Writes a line of a worker, with its rank unless that is 0. Bytes that are no UTF-8 are surrogates."""
+    def show(self, prefix: str, text: str, stream: IO[str]) -> None:
+        """Writes a line of a worker, with what says whose it is. Bytes that are no UTF-8 are surrogates."""
         if self._interrupted() and self._waiting_size > _MOST_WAITING:
             return  # the workers shall end, which they cannot while they wait for a reader
-        self._put(stream, f"[{rank}] {text}\n" if rank else f"{text}\n", is_line=True)
+        self._put(stream, f"{prefix}{text}\n", is_line=True)
 
     def tell(self, text: str, who: str = "poseidon") -> None:
         """Prints a sentence of this process itself on standard error."""
         self._put(sys.stderr, f"{who}: {text}\n", is_line=False)
+
+    def show_progress(self, text: str) -> None:
+        """Keeps this line at the end of standard error, which is a terminal. An empty one is none."""
+        self._put(sys.stderr, _CLEAR + text, is_line=False)
 
     def waits_for_reader(self, seconds: float) -> bool:
         """Whether no further line should come now. Waits up to so many seconds until one may."""
@@ -77,7 +83,13 @@ class Terminal:
                 if self._is_over:
                     return
                 stream, text, is_line = self._waiting[0]
+            if text.startswith(_CLEAR):
+                self._progress = text.removeprefix(_CLEAR)
+            elif self._progress:
+                self._try(sys.stderr, _CLEAR, is_line=False)
             self._try(stream, text, is_line)
+            if self._progress and not text.startswith(_CLEAR):
+                self._try(sys.stderr, self._progress, is_line=False)
             with self._changed:
                 self._waiting.popleft()
                 self._waiting_size -= len(text)

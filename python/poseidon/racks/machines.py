@@ -91,10 +91,15 @@ def measure_rates(seconds: float) -> tuple[int, list[str], Rates]:
         return exchange.rank, *rates_between(exchange, address, make_token(exchange), seconds)
 
 
-def rates_between(exchange: Exchange, address: str, token: bytes, seconds: float) -> tuple[list[str], Rates]:
-    """The same within an exchange whose workers have a token. `address` is that of this machine."""
+def rates_between(
+    exchange: Exchange, address: str, token: bytes, seconds: float, turn: int = 1
+) -> tuple[list[str], Rates]:
+    """The same within an exchange whose workers have a token. `address` is that of this machine.
+
+    `turn`: another number each time.
+    """
     with contextlib.closing(Mesh.listen(address, token)) as mesh:
-        machines = find_machines(exchange, "senders", address, mesh.port)
+        machines = find_machines(exchange, f"senders {turn}", address, mesh.port)
         count = len(machines.places)
         if machines.own is not None:
             mesh.connect(machines.own, machines.places)
@@ -102,5 +107,5 @@ def rates_between(exchange: Exchange, address: str, token: bytes, seconds: float
         rates = np.zeros((count, count))
         if machines.own is not None:
             rates[machines.own] = mesh.measure(count, seconds)
-    share_rows(exchange, "rates", rates)
+    share_rows(exchange, f"rates {turn}", rates)
     return machines.addresses, rates.tolist()

@@ -16,8 +16,8 @@ from poseidon.check.neighbours import ProcessorTime
 from poseidon.errors import InvalidArgument
 
 FILE = "cells.jsonl"
-# Of the processor: with more, hosts wait for cores now and then. BERT-base on 8 hosts at 10 GbE had an efficiency of 0.80
-# at a share of 0.72, and of 0.91 at a lower one.
+# Of the processor: with more, hosts wait for cores now and then. BERT-base on 8 hosts at 10 GbE had an efficiency of
+# 0.80 at a share of 0.72, and of 0.91 at a lower one.
 BUSY = 0.7
 _MOST_SLOWER = 16.0
 

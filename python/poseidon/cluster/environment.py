@@ -1,0 +1,83 @@
+"""What the workers on other machines get of this process's environment, and what the launcher adds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from poseidon.errors import InvalidArgument
+from poseidon.options import BY_NAME, fresh_run, fresh_secret, is_given, resolve_option, to_environment
+from poseidon.options.secret import VARIABLE as SECRET_VARIABLE
+from poseidon.options.secret import read
+
+# Of libraries that people set up by variables. Others are each machine's own.
+_PREFIXES = (
+    *("POSEIDON_", "NCCL_", "GLOO_", "UCX_", "TORCH", "PYTORCH_", "OMP_", "MKL_", "KMP_", "CUBLAS_", "CUDNN_"),
+    *("HF_", "TRANSFORMERS_", "TOKENIZERS_", "ACCELERATE_", "WANDB_", "MLFLOW_", "TF_", "KERAS_", "JAX_", "XLA_"),
+)
+_NAMES = ("PYTHONPATH", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTHONFAULTHANDLER", "CUDA_LAUNCH_BLOCKING")
+_OF_NETWORK = ("tls", "timeout", "interfaces")
+# Of another launcher, which says where this process is.
+_NEVER = ("TORCHELASTIC_", "TORCH_NCCL_RANK")
+
+
+def forwarded(environment: Mapping[str, str], more: Sequence[str]) -> dict[str, str]:
+    """The part that all machines get. `more`: NAME or NAME=VALUE. Raises InvalidArgument for a NAME that is not set."""
+    found = {
+        name: value
+        for name, value in environment.items()
+        if (name.startswith(_PREFIXES) or name in _NAMES) and not name.startswith(_NEVER)
+    }
+    for text in more:
+        name, equals, value = text.partition("=")
+        if not name or not (equals or name in environment):
+            raise InvalidArgument(
+                f"--env {text}: this variable is not set here; set it, or write {name or 'NAME'}=VALUE"
+            )
+        found[name] = value if equals else environment[name]
+    return found
+
+
+def job_variables(options: Mapping[str, object], more: Sequence[str]) -> dict[str, str]:
+    """What all workers have in common but their place: options, secret and identity. Raises InvalidArgument."""
+    own = to_environment(options)
+    shared = {**forwarded(os.environ, more), **own}
+    file = BY_NAME["secret_file"].variable
+    if file in own:  # which beats a secret that was there before
+        shared.pop(SECRET_VARIABLE, None)
+    if is_given("secret_file", shared) and not shared.get(SECRET_VARIABLE):
+        shared[SECRET_VARIABLE] = read(shared.get(file, ""))[0]  # the file lies on this machine
+    shared.pop(file, None)
+    shared.update(fresh_secret(shared))
+    shared.update(fresh_run())
+    shared.setdefault("PYTHONUNBUFFERED", "1")
+    return shared
+
+
+def variables_before(variables: Mapping[str, str]) -> dict[str, str]:
+    """Of a job that only looks at the network: how to use it, the secret, and nothing of training."""
+    secret = {name: variables[name] for name in (SECRET_VARIABLE,) if name in variables}
+    given = {name: resolve_option(name, variables) for name in _OF_NETWORK if is_given(name, variables)}
+    texts = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    return {**to_environment(texts), **secret, **fresh_run()}
+
+
+def place_variables(master: tuple[str, int], local_counts: Sequence[int], cores: Sequence[int]) -> list[dict[str, str]]:
+    """The place of each rank. `local_counts` and `cores`: of each machine, in the order of ranks."""
+    world = sum(local_counts)
+    places: list[dict[str, str]] = []
+    for machine, (count, own_cores) in enumerate(zip(local_counts, cores, strict=True)):
+        for local in range(count):
+            places.append(
+                {
+                    "MASTER_ADDR": master[0],
+                    "MASTER_PORT": str(master[1]),
+                    "WORLD_SIZE": str(world),
+                    "RANK": str(len(places)),
+                    "LOCAL_RANK": str(local),
+                    "LOCAL_WORLD_SIZE": str(count),
+                    "GROUP_RANK": str(machine),
+                    "OMP_NUM_THREADS": str(max(1, own_cores // count)),
+                }
+            )
+    return places

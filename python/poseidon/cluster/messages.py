@@ -1,0 +1,47 @@
+"""What the launcher and the agents of a run tell each other through ssh: a line of JSON each.
+
+The launcher says: `hello` (what do you have), `reach` (whom do you reach), `setup` (folder and program of the
+workers), `start`, `signal` and `kill` (a worker), `alive` (nothing else was to say). An agent says: `facts`,
+`reached`, `line` (of a worker's output), `marks` (failure_marks.py), `exit` (of a worker), `figures` (live.py). A
+worker has a number, which is new for each process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from poseidon.version import VERSION
+
+# An agent's first line. What came before is a greeting of the machine.
+BANNER = f"poseidon agent {VERSION} speaks"
+MOST_BYTES = 64 << 20  # of a message
+
+
+class Malformed(Exception):
+    """What came is no message."""
+
+
+def encoded(kind: str, **fields: Any) -> bytes:
+    """A message, with its line end. Texts may have surrogates for bytes that are no UTF-8."""
+    return json.dumps({"is": kind, **fields}, separators=(",", ":")).encode() + b"\n"
+
+
+class Messages:
+    """Cuts a stream into messages."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The messages that end in this piece: what each is, and its fields. Raises Malformed."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MOST_BYTES:
+            raise Malformed(f"a message has more than {MOST_BYTES} bytes")
+        for line in lines:
+            try:
+                fields = json.loads(line)
+                yield str(fields.pop("is")), fields
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise Malformed(f"no message: {line[:80]!r}") from None
