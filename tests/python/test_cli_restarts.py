@@ -135,7 +135,7 @@ def test_of_a_replica_all_are_started_again(
     assert outcome == Outcome(codes=[0, 0], restart_counts=[0, 1])
     assert (starts(tmp_path, 0), starts(tmp_path, 1)) == (2, 2)
     assert capfd.readouterr().err.splitlines() == [
-        "poseidon: rank 1 failed, killed by SIGKILL; all ranks of this replica are started again (restart 1 of 3)"
+        "poseidon: rank 1 failed, killed by SIGKILL; all ranks of its replica are started again (restart 1 of 3)"
     ]
 
 

@@ -77,6 +77,38 @@ while recovery.until(steps):
 print("weight", sum(one.sum().item() for one in model.parameters()))
 """
 
+SHARDED = """
+import os, pathlib, signal
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+import poseidon.torch as poseidon
+dist.init_process_group("gloo")
+poseidon.init()
+first = not pathlib.Path("died").exists()
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("shard",))
+fully_shard(model, mesh=mesh)
+wrapper = poseidon.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+recovery = poseidon.Recovery(wrapper, optimizer, seed=0)
+while recovery.until(8):
+    with recovery.attempt():
+        part = poseidon.rank() * dist.get_world_size() + dist.get_rank()
+        generator = torch.Generator().manual_seed(100 * recovery.step + part)
+        optimizer.zero_grad()
+        wrapper(torch.randn(3, 6, generator=generator)).pow(2).mean().backward()
+        optimizer.step()
+    if recovery.step == 3 and poseidon.rank() == 1 and dist.get_rank() == 0 and first:
+        pathlib.Path("died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+shards = [one.to_local().double().sum().item() for one in model.parameters()]
+print("shard", dist.get_rank(), "of", dist.get_world_size(), "in", poseidon.world_size(), sum(shards))
+dist.destroy_process_group()
+"""
+
 
 @pytest.fixture(scope="module")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
@@ -274,6 +306,30 @@ def test_a_host_that_comes_back_is_connected_to_again(hosts: SshHosts) -> None:
         finally:
             hosts.on("b", "ip", "link", "set", "eth0", "up")
         wait_until(lambda: job.text.count(f"[1 b] runs {MARK}") == 2, lambda: job.text)
+
+
+def test_each_machine_is_a_replica_of_a_sharded_model(hosts: SshHosts) -> None:
+    script = hosts.write("train.py", SHARDED)
+    undisturbed = hosts.write("died", "")
+    options = ("--replicas", "--on-failure", "rejoin")
+
+    def results() -> list[str]:
+        done = run(hosts, "a:2,b:2", script.name, options=options)
+        assert done.returncode == 0, done.stderr + done.stdout
+        assert "2 replicas of 2 workers: 2 on a, 2 on b" in done.stderr
+        restarted = "rank 2 on b failed, killed by SIGKILL; all ranks of its replica are started again (restart 1 of 3)"
+        assert (restarted in done.stderr) == (not undisturbed.exists())
+        return sorted(line.partition("] ")[2] for line in done.stdout.splitlines() if "shard " in line)
+
+    expected = results()
+    assert len(expected) == 4
+    assert expected[0] == expected[1], "the same shard of two replicas"
+    for folder in (hosts.work, *map(hosts.work_of, NAMES)):
+        (folder / "died").unlink()
+    assert results() == expected
+    assert refusal(hosts, "a:2,b", script.name, options=options) == (
+        "replicas have equally many ranks, and here they have: a 2, b 1"
+    )
 
 
 def test_top_shows_the_workers_where_the_run_was_started(hosts: SshHosts) -> None:

@@ -60,6 +60,12 @@ def run(
             "--sync", help="With --hosts: first copy the working directory there by rsync, without what git ignores."
         ),
     ] = False,
+    replicas: Annotated[
+        bool,
+        typer.Option(
+            "--replicas", help="With --hosts: each machine is one replica of a sharded model (docs/sharded.md)."
+        ),
+    ] = False,
     python: Annotated[
         OptionalText,
         typer.Option(metavar="PATH", help="With --hosts: Python on the machines; default: the path of this one."),
@@ -91,7 +97,13 @@ def run(
     runner = ["-m", "poseidon.torch.drop_in"] if drop_in else []
     program = [*runner, *(["-m"] if module else []), script, *(arguments or [])]
     if hosts is None:
-        for name, given in (("--sync", sync), ("--python", python), ("--ssh", ssh), ("--env", env)):
+        for name, given in (
+            ("--sync", sync),
+            ("--replicas", replicas),
+            ("--python", python),
+            ("--ssh", ssh),
+            ("--env", env),
+        ):
             if given:
                 raise InvalidArgument(f"{name} is for other machines: give them with --hosts a,b,c:2")
         from poseidon.launch import run_workers  # help does not wait for the compiled core
@@ -119,6 +131,7 @@ def run(
         env or [],
         master_port,
         max_restarts,
+        replicas,
     )
     raise typer.Exit(run_on_hosts(plan, ctx.obj or {}).exit_status)
 

@@ -62,6 +62,22 @@ def variables_before(variables: Mapping[str, str]) -> dict[str, str]:
     return {**to_environment(texts), **secret, **fresh_run()}
 
 
+def replica_variables(
+    meeting: tuple[str, int], ports: Sequence[int], cores: Sequence[int], count: int
+) -> list[dict[str, str]]:
+    """The same where each machine is one replica of a sharded model, and a world of torch.distributed of its own.
+
+    `meeting`: where the replicas' first shards meet; the others do at the ports after it. `ports`: of each machine's
+    own rendezvous.
+    """
+    host = f"[{meeting[0]}]" if ":" in meeting[0] else meeting[0]
+    return [
+        {**place, BY_NAME["replica"].variable: f"{replica}/{len(ports)}@{host}:{meeting[1]}"}
+        for replica, (port, own_cores) in enumerate(zip(ports, cores, strict=True))
+        for place in place_variables(("127.0.0.1", port), [count], [own_cores])
+    ]
+
+
 def place_variables(master: tuple[str, int], local_counts: Sequence[int], cores: Sequence[int]) -> list[dict[str, str]]:
     """The place of each rank. `local_counts` and `cores`: of each machine, in the order of ranks."""
     world = sum(local_counts)

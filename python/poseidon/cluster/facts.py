@@ -21,6 +21,7 @@ from poseidon.launch.environment import free_port
 from poseidon.options import available_cpu_count
 from poseidon.version import VERSION
 
+_MOST_SHARDS = 64  # of a model on one machine
 _DEVICES = ("nvidia[0-9]*", "kfd", "accel/accel*", "dri/renderD*")  # of which torch may have an accelerator
 _COUNT = """
 import torch
@@ -42,7 +43,7 @@ def facts(folder: str, files: Sequence[str], counts_accelerators: bool) -> dict[
         "cores": available_cpu_count(),
         "accelerators": _accelerators() if counts_accelerators else 0,
         "time": time.time(),
-        "ports": [free_port(), free_port()],
+        "ports": {"run": free_port(), "before": free_port(), "shards": free_port(_MOST_SHARDS)},
         "free_bytes": _free_bytes(),
         "has_folder": Path(folder).is_dir(),
         "digests": {name: digest(Path(folder, name)) for name in files},

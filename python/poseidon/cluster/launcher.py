@@ -7,14 +7,15 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from poseidon.cluster.before import learn_facts, look_at_network, master_address, synchronize_all
-from poseidon.cluster.environment import job_variables, place_variables, variables_before
+from poseidon.cluster.environment import job_variables, place_variables, replica_variables, variables_before
 from poseidon.cluster.hosts import Host
 from poseidon.cluster.machine import Machine
 from poseidon.cluster.workplace import Machines
+from poseidon.errors import InvalidArgument
 from poseidon.launch.environment import own_job_name
 from poseidon.launch.launcher import tell_outcome
 from poseidon.launch.outcome import Outcome, Recovery
@@ -42,6 +43,7 @@ class Plan:
     environment: Sequence[str] = ()
     master_port: int | None = None
     max_restarts: int | None = None
+    replicas: bool = False
 
 
 @dataclass
@@ -49,7 +51,7 @@ class _Job:
     """What was settled before the run."""
 
     counts: list[int]
-    environments: list[dict[str, str]] = field(default_factory=list)
+    environments: list[dict[str, str]]
 
 
 def run_on_hosts(plan: Plan, options: Mapping[str, object], on_line: OnLine | None = None) -> Outcome:
@@ -64,6 +66,7 @@ def run_on_hosts(plan: Plan, options: Mapping[str, object], on_line: OnLine | No
     """
     variables = job_variables(options, plan.environment)
     recovery = Recovery.of(resolve_option("on_failure", variables), plan.max_restarts)
+    recovery = replace(recovery, together=plan.replicas)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_not_stopped())
         signals = stack.enter_context(caught_signals())
@@ -107,18 +110,27 @@ def _prepare(
     address = master_address(machines, token, interrupted)
     facts = [machine.answers["facts"] for machine in machines]
     counts = [machine.host.workers or max(1, one["accelerators"]) for machine, one in zip(machines, facts, strict=True)]
-    run_port, check_port = facts[0]["ports"]
+    ports = [one["ports"] for one in facts]
+    cores = [one["cores"] for one in facts]
     job = BY_NAME["job"].variable
     if name := own_job_name(plan.program, variables):
         terminal.tell(f"on the servers this job is '{name}'; choose another name with --job NAME")
         variables[job] = name
-    places = place_variables((address, plan.master_port or run_port), counts, [one["cores"] for one in facts])
+    if plan.replicas:
+        if len(set(counts)) > 1:
+            told = ", ".join(f"{machine.name} {count}" for machine, count in zip(machines, counts, strict=True))
+            raise InvalidArgument(f"replicas have equally many ranks, and here they have: {told}")
+        meeting = (address, plan.master_port or ports[0]["shards"])
+        places = replica_variables(meeting, [one["run"] for one in ports], cores, counts[0])
+    else:
+        places = place_variables((address, plan.master_port or ports[0]["run"]), counts, cores)
     environments = [{**place, **variables, **_fixed(place)} for place in places]
     check_environment({**os.environ, **environments[0]})
-    for text in look_at_network(machines, (address, check_port), variables_before(variables), interrupted):
+    for text in look_at_network(machines, (address, ports[0]["before"]), variables_before(variables), interrupted):
         terminal.tell(text)
     where = ", ".join(f"{count} on {machine.name}" for machine, count in zip(machines, counts, strict=True))
-    terminal.tell(f"{len(places)} workers: {where}; rank 0 at {address}")
+    what = f"{len(machines)} replicas of {counts[0]} workers" if plan.replicas else f"{len(places)} workers"
+    terminal.tell(f"{what}: {where}; rank 0 at {address}")
     return _Job(counts, environments)
 
 

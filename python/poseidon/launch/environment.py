@@ -23,11 +23,12 @@ _PORTS = range(20000, 30000)
 _SEEDLESS = random.SystemRandom()
 
 
-def free_port() -> int:
-    """A TCP port that nothing on this machine listens on now."""
-    for port in _SEEDLESS.sample(_PORTS, 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
+def free_port(count: int = 1) -> int:
+    """A TCP port that nothing on this machine listens on now, and so are the `count` - 1 ports after it."""
+    for port in _SEEDLESS.sample(_PORTS[: len(_PORTS) - count], 100):
+        with contextlib.ExitStack() as probes, contextlib.suppress(OSError):
+            for one in range(port, port + count):
+                probes.enter_context(socket.socket()).bind(("", one))
             return port
     raise InvalidArgument(f"no free port found from {_PORTS[0]} to {_PORTS[-1]}: give one with --master-port")
 

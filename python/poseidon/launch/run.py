@@ -7,7 +7,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -143,11 +143,12 @@ class Run:
             self._terminal.tell(f"{what}, {why}: it would fail again, so the run ends")
         if not ended and not hopeless and not evicted and self._outcome.restart_counts[rank] < most:
             self._outcome.restart_counts[rank] += 1
-            whom = "all ranks of this replica are" if self._recovery.together else "it is"
+            whom = "all ranks of its replica are" if self._recovery.together else "it is"
             count = self._outcome.restart_counts[rank]
             self._terminal.tell(f"{what}; {whom} started again (restart {count} of {most})")
             self._start_again(failure)
-        elif self._recovery.spares_workers and not hopeless and (ended or self._running()):
+        elif self._recovery.spares_workers and not hopeless and (ended or self._others_run(failure)):
+            self._end(self._companions(failure))
             self._terminal.tell(
                 f"{what}; it is not started again, {'the run has ended' if ended else 'the others go on'}"
             )
@@ -161,12 +162,25 @@ class Run:
             self._ladder = [(now + GRACE_SECONDS, signal.SIGTERM), (now + 2 * GRACE_SECONDS, signal.SIGKILL)]
 
     def _start_again(self, failure: Failure) -> None:
-        ranks = self._ranks() if self._recovery.together else [failure.rank]
-        for worker in [one for one in self._running() if one.rank in ranks]:
-            worker.reap()
+        ranks = self._companions(failure)
+        self._end(ranks)
         for rank in ranks:
             marks.forget(self._mark_of(rank))
             self._start(rank, failure)
+
+    def _companions(self, failure: Failure) -> list[int]:
+        """The rank, and those that cannot go on without it: a replica is one machine."""
+        if not self._recovery.together:
+            return [failure.rank]
+        return [rank for rank in self._ranks() if self._workplace.host_of(rank) == failure.host]
+
+    def _others_run(self, failure: Failure) -> bool:
+        companions = self._companions(failure)
+        return any(worker.rank not in companions for worker in self._running())
+
+    def _end(self, ranks: Sequence[int]) -> None:
+        for worker in [one for one in self._running() if one.rank in ranks]:
+            worker.reap()
 
     def _would_fail_again(self, failure: Failure) -> bool:
         """Whether it failed by its script's own doing before the job began, as by an import of a missing module."""
