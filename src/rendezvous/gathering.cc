@@ -217,15 +217,20 @@ bool Gathering::complete_enough() const {
   if (count == options_.world_size) return true;
   if (options_.on_failure != OnFailure::shrink || count < options_.min_workers) return false;
   const auto now = Clock::now();
-  if (now - last_arrival_ < window_) return false;
-  // A job that begins waits for all processes up to the timeout. Later, a process that does not come soon has been
-  // lost.
+  // A job that begins waits for all processes up to the timeout, unless it was said how many are enough. Later, a
+  // process that does not come soon has been lost.
   const bool going_on = std::ranges::any_of(arrivals_, [](const auto& arrival) { return arrival.second > 0; });
-  if (!going_on) return now >= deadline_ - options_.timeout / 10;
+  if (!going_on)
+    return now - last_arrival_ >= window_ && (options_.min_workers > 0 || now >= deadline_ - options_.timeout / 10);
+  // Nobody is missing if all of the last generation have come, as when a worker joins: who asks to be taken in does so
+  // before they meet.
+  const auto came = [this](int slot) { return arrivals_.contains(slot); };
+  if (!last_slots_.empty() && std::ranges::all_of(last_slots_, came) && now - last_arrival_ >= kMembersFirst)
+    return true;
+  if (now - last_arrival_ < window_) return false;
   // Survivors without which the last generation was formed wait for its members, who come at the end of their step. So
   // they do not become a second job beside those, unless all of those have died.
-  const bool a_member_came =
-      last_slots_.empty() || std::ranges::any_of(last_slots_, [this](int slot) { return arrivals_.contains(slot); });
+  const bool a_member_came = last_slots_.empty() || std::ranges::any_of(last_slots_, came);
   return a_member_came || now >= deadline_ - options_.timeout / 2;
 }
 
@@ -336,8 +341,9 @@ Status Gathering::missing() {
                    "MASTER_PORT and WORLD_SIZE, or raise POSEIDON_TIMEOUT",
                    with_another_secret())};
   const std::string who = slots.empty() ? "lower than its own, which decides who takes part" : slots;
-  const std::string least =
-      options_.on_failure == OnFailure::shrink ? concat(" and goes on with no fewer than ", options_.min_workers) : "";
+  const std::string least = options_.on_failure == OnFailure::shrink
+                                ? concat(" and goes on with no fewer than ", std::max(1, options_.min_workers))
+                                : "";
   return {ErrorCode::timeout,
           concat(waited, " in generation ", mine_.generation, " for rank ", who, " of ", options_.world_size, least,
                  ", which did not come; see that lost ranks are started again with the same RANK, "

@@ -22,9 +22,9 @@ Status check(const Options& options) {
   if (Status status = FeatureSet(options).check(); !status.ok()) return status;
   if (const auto pace = wire::pace_of(options); !pace.ok()) return pace.status();
   const bool shrinks = options.on_failure == OnFailure::shrink;
-  if (shrinks && (options.min_workers < 1 || options.min_workers > options.world_size))
+  if (shrinks && (options.min_workers < 0 || options.min_workers > options.world_size))
     return {ErrorCode::invalid_argument, concat("min_workers is ", options.min_workers,
-                                                ": it must be from 1 to the number of workers, ", options.world_size)};
+                                                ": it must be from 0 to the number of workers, ", options.world_size)};
   return {};
 }
 

@@ -244,7 +244,7 @@ TEST(Shrinking, WhoDiedAfterTheRendezvousIsLeftOut) {
 }
 
 TEST(Shrinking, MinWorkersMustBePossible) {
-  for (const int min_workers : {0, 3}) {
+  for (const int min_workers : {-1, 3}) {
     MemoryStore store;
     Options options = options_of(0, 2, OnFailure::shrink);
     options.min_workers = min_workers;

@@ -285,6 +285,30 @@ TEST_IN_VIRTUAL_TIME(Shrink, AJobThatBeginsWaitsForAll) {
   EXPECT_EQ(first.get().value().members.size(), 2u);
 }
 
+TEST_IN_VIRTUAL_TIME(Shrink, AJobBeginsWithMinWorkersAndTakesInOthers) {
+  MemoryStore store;
+  auto options = std::vector{shrinking(1, 4), shrinking(2, 4), shrinking(3, 4)};
+  for (Options& one : options) one.min_workers = 2;
+  auto first = begin_to_join(store, options[0]);
+  pause_for(milliseconds(400));  // three windows
+  const auto begun = Clock::now();
+  const auto second = join(store, options[1]);
+  ASSERT_TRUE(second.ok()) << second.status().message();
+  EXPECT_LT(Clock::now() - begun, milliseconds(700));
+  EXPECT_EQ(slots_of(second.value()), (std::vector{1, 2}));
+  EXPECT_EQ(first.get().value().generation, 1u);
+  auto newcomer = begin_to_join(store, options[2]);
+  while (generation_wanted(*store.open(), "default") < 2) pause_for(milliseconds(2));
+  for (Options& one : options) one.generation = 1;
+  options.pop_back();
+  for (Options& one : options) one.timeout = milliseconds(60000);  // with a window of 1 s
+  const auto joined = Clock::now();
+  const auto all = join_all(store, options);
+  EXPECT_LT(Clock::now() - joined, milliseconds(500)) << "nobody is missing";
+  EXPECT_EQ(slots_of(all[1]), (std::vector{1, 2, 3}));
+  EXPECT_TRUE(newcomer.get().value().joining);
+}
+
 TEST_IN_VIRTUAL_TIME(Shrink, WhoComesTooLateIsInTheNextGeneration) {
   MemoryStore store;
   remember(store, 1);
