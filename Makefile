@@ -7,8 +7,8 @@ SOURCES := $(shell find src include -name '*.cc' -o -name '*.h' -o -name '*.def'
 comma := ,
 CPP_FILES = $(shell git ls-files 'src/*.cc' 'src/*.h' 'include/*.h' 'tests/*.cc' 'tests/*.h' 'bench/*.cc')
 
-.PHONY: demo test test-frameworks test-bench test-deploy docs check format cpp-test core-bench sanitize sanitize-part \
-  fuzz clean
+.PHONY: demo test test-frameworks test-bench test-deploy docs lint-release check format cpp-test core-bench sanitize \
+  sanitize-part fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
@@ -43,6 +43,10 @@ $(STAMP): constraints.txt $(SOURCES)
 # The documentation site of this version, in build/site/VERSION. It needs npm, and no build of Poseidon.
 docs:
 	tools/docs/build.sh
+
+# The workflows, forms and CITATION.cff against their schemas, and the workflows' rights. It needs no build of Poseidon.
+lint-release:
+	tools/release/lint.sh
 
 # TESTS: a filter, such as 'Simulation.*'.
 cpp-test: $(STAMP)

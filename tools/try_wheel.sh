@@ -16,7 +16,7 @@ version=$(in_root python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])'
 # The root has no network: what the wheel needs is fetched here, for its Python and its C library.
 rm -rf "$root/wheels" "$root/venv"
 glibc=$(in_root python3 -c 'import os; print(os.confstr("CS_GNU_LIBC_VERSION").split(".")[1])')
-platforms=(); for minor in $(seq "$glibc" -1 17); do platforms+=(--platform "manylinux_2_${minor}_x86_64"); done
+platforms=(); for minor in $(seq "$glibc" -1 17); do platforms+=(--platform "manylinux_2_${minor}_$(uname -m)"); done
 python3 -m pip download -q -d "$root/wheels" --find-links dist --only-binary=:all: --python-version "$version" \
   "${platforms[@]}" poseidon-dl
 cp examples/push_pull.py "$root/"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds wheels into dist/, one for each interpreter: wheels.sh [PYTHON…]; without any, for those of 3.10 to 3.12 that
-# are here. That of 3.12 serves all later versions. auditwheel copies OpenSSL into the wheels and gives them the oldest
-# manylinux tag that their symbols allow. UCX is left out: RDMA needs the machine's own (docs/ucx.md). Every wheel is
-# imported in an environment of its own.
+# are here. That of 3.12 serves all later versions. They are for this machine's processor, x86-64 or aarch64. auditwheel
+# copies OpenSSL into the wheels and gives them the oldest manylinux tag that their symbols allow. UCX is left out: RDMA
+# needs the machine's own (docs/ucx.md). Every wheel is imported in an environment of its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
