@@ -1,4 +1,4 @@
-"""Jobs that grow from 2 to 8 workers and shrink to 3, by random histories with kills: are the bits those of the history?
+"""Jobs that grow from 2 to 8 workers and shrink to 3, by random histories with kills: do they have the bits of those?
 
 Each history is repeated by jobs in which nobody comes or goes (tests/python/growth_cases.py). Then it measures how long
 others stand still for a worker that joins.

@@ -20,9 +20,9 @@ import torch
 import poseidon.torch as poseidon
 import workers
 from forked import FORK
-from poseidon.torch.process.context import context
 from poseidon.adapter import recovery as recovery_module
 from poseidon.launch import free_port
+from poseidon.torch.process.context import context
 from recovery_cases import batch, make_optimizer, network, parameters_and_state
 from waiting import compute_for, end, wait_until
 

@@ -308,6 +308,54 @@ def test_a_host_that_comes_back_is_connected_to_again(hosts: SshHosts) -> None:
         wait_until(lambda: job.text.count(f"[1 b] runs {MARK}") == 2, lambda: job.text)
 
 
+def test_machines_come_and_go_as_the_file_of_hosts_says(hosts: SshHosts) -> None:
+    script = hosts.write("train.py", TRAIN)
+    file = hosts.folder / "hosts.txt"
+    file.write_text("a\n")
+
+    def says(text: str) -> None:
+        wait_until(lambda: text in job.text or job.process.poll() is not None, lambda: job.text)
+        assert text in job.text
+
+    with started(hosts, str(file), "--workers", "1:3", script.name, MANY) as job:
+        (hosts.work_of("c") / "train.py").unlink()
+        file.write_text("a\nb slots=2\nc\n")
+        says("host b comes: ranks 1, 2 are started")
+        says("together 3")
+        says("host c waits: the run has its 3 workers")
+        file.write_text("a\nc\n")
+        says("host b is not in the file any more: ranks 1, 2 are asked to leave")
+        says("host c has no train.py: copy it there, or let --sync do it")
+        assert job.text.count("together 1\n") == 0
+        (hosts.work_of("c") / "train.py").write_text(TRAIN)
+        file.write_text("b\nc\n")
+        says("host a has rank 0, where all meet: it stays")
+        says("host c comes: rank 1 is started")
+        says("host b comes: rank 2 is started")
+        file.write_text("a\nb slots=none\n")
+        says("the file of hosts is not followed: ")
+        assert "failed" not in job.text
+    assert "all ranks have ended" in job.text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--workers", "2"), "-n is the number of workers of one machine: with --hosts give them there"),
+        (("--workers", "3:2"), "--workers 3:2: the first number is 1 or more, and the second not less"),
+        (("--workers", "1:2", "--replicas"), "a range of workers and --replicas exclude each other"),
+        (
+            ("--workers", "1:2", "--on-failure", "rejoin"),
+            "--workers 1:2 makes on_failure shrink, and it was given as rejoin",
+        ),
+        (("--workers", "1:1"), "the hosts have 2 workers, and --workers allows 1: they have a 2"),
+        (("--link", "1gbit"), "--link is for workers of this machine"),
+    ],
+)
+def test_numbers_of_workers_that_cannot_be(hosts: SshHosts, options: tuple[str, ...], words: str) -> None:
+    assert refusal(hosts, "a:2", hosts.write("train.py", SUM).name, options=options).startswith(words)
+
+
 def test_each_machine_is_a_replica_of_a_sharded_model(hosts: SshHosts) -> None:
     script = hosts.write("train.py", SHARDED)
     undisturbed = hosts.write("died", "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 
 from poseidon.cluster import before
-from poseidon.cluster.environment import forwarded, place_variables, replica_variables
+from poseidon.cluster.environment import forwarded, places, replica_variables
 from poseidon.cluster.files import program_files
 from poseidon.cluster.hosts import Host, parse_hosts
 from poseidon.cluster.messages import BANNER, Malformed, Messages, encoded
@@ -101,6 +100,7 @@ class Answered:
 
     def __init__(self, name: str, **facts: Any) -> None:
         self.name = name
+        self.skew_s = facts.pop("skew_s", 0.0)
         self.answers = {
             "facts": {
                 "machine": name,
@@ -108,7 +108,6 @@ class Answered:
                 "python": "3.11.7",
                 "torch": "2.13.0",
                 "free_bytes": 1 << 30,
-                "time": time.time(),
                 "has_folder": True,
                 "digests": {},
                 **facts,
@@ -123,14 +122,13 @@ class Answered:
         ({"python": "3.12.1"}, "host b has python 3.12.1, and host a 3.11.7: install the same on all"),
         ({"torch": "none"}, "host b has torch none, and host a 2.13.0: install the same on all"),
         ({"free_bytes": 4096}, "the disk of host b is full: 4096 bytes are free for temporary files"),
-        ({"time": time.time() + 3700}, "the clock of host b is "),
+        ({"skew_s": 3700}, "the clock of host b is 3700 s apart from the one here"),
         ({"machine": "a"}, "a and b are one machine: name it once, with all of its workers, as a:2"),
     ],
 )
 def test_what_is_wrong_with_a_machine(facts: dict[str, Any], words: str) -> None:
-    now = time.time()
     machines: list[Any] = [Answered("a"), Answered("b", **facts)]
-    told = list(before._problems(machines, [], (now - 0.1, now)))
+    told = list(before.problems_of(machines, []))
     assert len(told) == 1
     assert told[0].startswith(words)
 
@@ -150,12 +148,13 @@ def test_variables_that_go_along() -> None:
 
 
 def test_the_places_of_ranks() -> None:
-    places = place_variables(("10.0.0.1", 29400), [1, 2], [8, 8])
-    assert [(one["RANK"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"], one["OMP_NUM_THREADS"]) for one in places] == [
+    own = [place.variables(("10.0.0.1", 29400)) for place in places([1, 2], [8, 8], 16)]
+    assert [(one["RANK"], one["LOCAL_RANK"], one["LOCAL_WORLD_SIZE"], one["OMP_NUM_THREADS"]) for one in own] == [
         ("0", "0", "1", "8"),
         ("1", "0", "2", "4"),
         ("2", "1", "2", "4"),
     ]
+    assert {one["WORLD_SIZE"] for one in own} == {"16"}
     replicas = replica_variables(("fd00::1", 29400), [1000, 2000], [8, 8], 2)
     assert [(one["RANK"], one["WORLD_SIZE"], one["MASTER_PORT"], one["POSEIDON_REPLICA"]) for one in replicas] == [
         ("0", "2", "1000", "0/2@[fd00::1]:29400"),

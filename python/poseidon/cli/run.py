@@ -19,7 +19,16 @@ def run(
     ctx: typer.Context,
     script: Annotated[str, typer.Argument(help="The Python script, or with -m the module, to run.")],
     arguments: Annotated[OptionalTexts, typer.Argument(help="Arguments of the script.")] = None,
-    workers: Annotated[int, typer.Option("--workers", "-n", min=1, help="How many workers to start.")] = 1,
+    workers: Annotated[
+        str,
+        typer.Option(
+            "--workers",
+            "-n",
+            metavar="N",
+            help="How many workers to start; with --hosts MIN:MAX: begin with at least MIN, and take in more while it "
+            "runs, as machines are added to the file of hosts.",
+        ),
+    ] = "1",
     link: Annotated[
         OptionalText,
         typer.Option(
@@ -97,24 +106,15 @@ def run(
     runner = ["-m", "poseidon.torch.drop_in"] if drop_in else []
     program = [*runner, *(["-m"] if module else []), script, *(arguments or [])]
     if hosts is None:
-        for name, given in (
-            ("--sync", sync),
-            ("--replicas", replicas),
-            ("--python", python),
-            ("--ssh", ssh),
-            ("--env", env),
-        ):
-            if given:
-                raise InvalidArgument(f"{name} is for other machines: give them with --hosts a,b,c:2")
+        elsewhere = {"--sync": sync, "--replicas": replicas, "--python": python, "--ssh": ssh, "--env": env}
+        if given := [name for name, value in elsewhere.items() if value]:
+            raise InvalidArgument(f"{given[0]} is for other machines: give them with --hosts a,b,c:2")
         from poseidon.launch import run_workers  # help does not wait for the compiled core
 
         command = [sys.executable, *program]
-        outcome = run_workers(
-            command, workers, link, options=ctx.obj, master_port=master_port, max_restarts=max_restarts
-        )
+        count = _number_of(workers)
+        outcome = run_workers(command, count, link, options=ctx.obj, master_port=master_port, max_restarts=max_restarts)
         raise typer.Exit(outcome.exit_status)
-    if source is not None and source.name != "DEFAULT":
-        raise InvalidArgument("-n is the number of workers of one machine: with --hosts give them there, as a:2,b:2")
     if link is not None:
         raise InvalidArgument("--link is for workers of this machine: leave one of --link and --hosts out")
     from poseidon.cluster.files import program_files
@@ -125,15 +125,39 @@ def run(
         parse_hosts(hosts),
         program,
         program_files(script, module),
-        python or sys.executable,
-        ssh or "ssh",
-        sync,
-        env or [],
-        master_port,
-        max_restarts,
-        replicas,
+        python=python or sys.executable,
+        ssh=ssh or "ssh",
+        copies=sync,
+        environment=env or [],
+        master_port=master_port,
+        max_restarts=max_restarts,
+        replicas=replicas,
+        workers=None if source is None or source.name == "DEFAULT" else _range_of(workers),
+        hosts_file=Path(hosts).absolute() if Path(hosts).is_file() else None,
     )
     raise typer.Exit(run_on_hosts(plan, ctx.obj or {}).exit_status)
+
+
+def _number_of(text: str) -> int:
+    if re.fullmatch(r"\d+:\d+", text):
+        raise InvalidArgument(f"-n {text} is for several machines: give them with --hosts; on this one -n N starts N")
+    if not text.isdecimal() or int(text) < 1:
+        raise InvalidArgument(f"the number of workers is {text!r}: it must be a whole number, 1 or more")
+    return int(text)
+
+
+def _range_of(text: str) -> tuple[int, int]:
+    """MIN and MAX."""
+    found = re.fullmatch(r"(\d+):(\d+)", text)
+    if found is None:
+        raise InvalidArgument(
+            "-n is the number of workers of one machine: with --hosts give them there, as a:2,b:2, or give a range as "
+            "--workers 2:16"
+        )
+    least, most = int(found[1]), int(found[2])
+    if not 1 <= least <= most:
+        raise InvalidArgument(f"--workers {text}: the first number is 1 or more, and the second not less")
+    return least, most
 
 
 def _refuse_a_number_after(script: str, arguments: list[str]) -> None:

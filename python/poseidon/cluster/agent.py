@@ -166,6 +166,7 @@ class Agent:
             "start": self._start,
             "signal": self._signal,
             "kill": self._kill,
+            "dismiss": self._dismiss,
             "alive": lambda: None,
         }
         known[kind](**fields)
@@ -225,6 +226,12 @@ class Agent:
     def _kill(self, number: int) -> None:
         """Its exit is told as any other."""
         self._signal(number, signal.SIGKILL)
+
+    def _dismiss(self, number: int) -> None:
+        """A SIGTERM to the worker alone: the processes that load its data go on until it has left."""
+        for process in self._processes:
+            if process.number == number and process.ended_at is None:
+                process.worker.process.terminate()
 
     def _tell_marks(self) -> None:
         for process in self._processes:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from poseidon.cluster.environment import place_variables
+from poseidon.cluster.environment import places
 from poseidon.cluster.facts import TOKEN_BYTES, digest
 from poseidon.cluster.files import synchronize
 from poseidon.cluster.machine import Check, Machine, wait_for
 from poseidon.errors import InvalidArgument
 from poseidon.version import VERSION
 
-_ANSWER_S = 90.0  # torch takes long to count accelerators on a busy machine
+ANSWER_S = 90.0  # torch takes long to count accelerators on a busy machine
 _REACH_S = 15.0
 _CHECK_S = 60.0
 _LEAST_FREE_BYTES = 16 << 20
@@ -38,21 +37,15 @@ def learn_facts(machines: Sequence[Machine], files: Sequence[str], interrupted: 
     """
     token = secrets.token_bytes(TOKEN_BYTES)
     for machine in machines:
-        machine.connection.send(
-            "hello",
-            token=token.hex(),
-            folder=str(Path.cwd()),
-            files=list(files),
-            counts_accelerators=machine.host.workers is None,
-        )
-    asked = time.time()
-    wait_for(machines, lambda one: "facts" in one.answers, "say what it has", _ANSWER_S, interrupted)
-    if problems := list(_problems(machines, files, (asked, time.time()))):
+        machine.ask(token, files)
+    wait_for(machines, lambda one: "facts" in one.answers, "say what it has", ANSWER_S, interrupted)
+    if problems := list(problems_of(machines, files)):
         raise InvalidArgument("\n".join(problems))
     return token
 
 
-def _problems(machines: Sequence[Machine], files: Sequence[str], asked: tuple[float, float]) -> Iterator[str]:
+def problems_of(machines: Sequence[Machine], files: Sequence[str]) -> Iterator[str]:
+    """What is wrong with machines that have answered, in sentences. Their versions have to be those of the first."""
     own = {name: digest(Path(name)) for name in files}
     seen: dict[str, str] = {}
     for machine in machines:
@@ -64,11 +57,10 @@ def _problems(machines: Sequence[Machine], files: Sequence[str], asked: tuple[fl
         yield from _wrong_versions(machines[0], machine)
         if there["free_bytes"] < _LEAST_FREE_BYTES:
             yield f"the disk of host {machine.name} is full: {there['free_bytes']} bytes are free for temporary files"
-        ahead = max(asked[0] - there["time"], there["time"] - asked[1], 0.0)
-        if ahead > _MOST_SKEW_S:
+        if machine.skew_s > _MOST_SKEW_S:
             yield (
-                f"the clock of host {machine.name} is {ahead:.0f} s apart from the one here, so logs and checkpoints "
-                "of the machines cannot be compared: timedatectl set-ntp true"
+                f"the clock of host {machine.name} is {machine.skew_s:.0f} s apart from the one here, so logs and "
+                "checkpoints of the machines cannot be compared: timedatectl set-ntp true"
             )
         if not there["has_folder"]:
             yield f"host {machine.name} has no folder {Path.cwd()}: copy it there, or let --sync do it"
@@ -135,10 +127,8 @@ def look_at_network(
         return []
     cores = [machine.answers["facts"]["cores"] for machine in machines]
     checks = {machine.name: Check() for machine in machines}
-    for rank, (machine, place) in enumerate(
-        zip(machines, place_variables(master, [1] * len(machines), cores), strict=True)
-    ):
-        machine.start(checks[machine.name], rank, {**variables, **place}, _CHECK)
+    for machine, place in zip(machines, places([1] * len(machines), cores), strict=True):
+        machine.start(checks[machine.name], place.rank, {**variables, **place.variables(master)}, _CHECK)
 
     def has_ended(machine: Machine) -> bool:
         """Or need not, as another one has failed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from poseidon.errors import InvalidArgument
 from poseidon.options import BY_NAME, fresh_run, fresh_secret, is_given, resolve_option, to_environment
@@ -62,38 +63,59 @@ def variables_before(variables: Mapping[str, str]) -> dict[str, str]:
     return {**to_environment(texts), **secret, **fresh_run()}
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a worker is among all, and among the `local_count` of its machine, which has so many processor `cores`."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_count: int
+    machine: int
+    cores: int
+
+    def variables(self, master: tuple[str, int]) -> dict[str, str]:
+        """`master`: address and port of rank 0."""
+        return {
+            "MASTER_ADDR": master[0],
+            "MASTER_PORT": str(master[1]),
+            "WORLD_SIZE": str(self.world_size),
+            "RANK": str(self.rank),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_count),
+            "GROUP_RANK": str(self.machine),
+            "OMP_NUM_THREADS": str(max(1, self.cores // self.local_count)),
+        }
+
+
+def places(local_counts: Sequence[int], cores: Sequence[int], world_size: int | None = None) -> list[Place]:
+    """Those of all workers. `local_counts` and `cores`: of each machine, in the order of ranks."""
+    found: list[Place] = []
+    for machine, (count, own_cores) in enumerate(zip(local_counts, cores, strict=True)):
+        found += [
+            Place(len(found) + local, world_size or sum(local_counts), local, count, machine, own_cores)
+            for local in range(count)
+        ]
+    return found
+
+
+def worker_variables(place: Mapping[str, str], shared: Mapping[str, str]) -> dict[str, str]:
+    """A worker's place, which nothing changes, and what all share. The number of threads may be the user's."""
+    return {**place, **shared, **{name: value for name, value in place.items() if name != "OMP_NUM_THREADS"}}
+
+
 def replica_variables(
     meeting: tuple[str, int], ports: Sequence[int], cores: Sequence[int], count: int
 ) -> list[dict[str, str]]:
-    """The same where each machine is one replica of a sharded model, and a world of torch.distributed of its own.
+    """Those of all workers where each machine is one replica of a sharded model, and a world of its own.
 
     `meeting`: where the replicas' first shards meet; the others do at the ports after it. `ports`: of each machine's
-    own rendezvous.
+    own rendezvous. `count`: of workers of a machine.
     """
     host = f"[{meeting[0]}]" if ":" in meeting[0] else meeting[0]
+    option = BY_NAME["replica"].variable
     return [
-        {**place, BY_NAME["replica"].variable: f"{replica}/{len(ports)}@{host}:{meeting[1]}"}
+        {**place.variables(("127.0.0.1", port)), option: f"{replica}/{len(ports)}@{host}:{meeting[1]}"}
         for replica, (port, own_cores) in enumerate(zip(ports, cores, strict=True))
-        for place in place_variables(("127.0.0.1", port), [count], [own_cores])
+        for place in places([count], [own_cores])
     ]
-
-
-def place_variables(master: tuple[str, int], local_counts: Sequence[int], cores: Sequence[int]) -> list[dict[str, str]]:
-    """The place of each rank. `local_counts` and `cores`: of each machine, in the order of ranks."""
-    world = sum(local_counts)
-    places: list[dict[str, str]] = []
-    for machine, (count, own_cores) in enumerate(zip(local_counts, cores, strict=True)):
-        for local in range(count):
-            places.append(
-                {
-                    "MASTER_ADDR": master[0],
-                    "MASTER_PORT": str(master[1]),
-                    "WORLD_SIZE": str(world),
-                    "RANK": str(len(places)),
-                    "LOCAL_RANK": str(local),
-                    "LOCAL_WORLD_SIZE": str(count),
-                    "GROUP_RANK": str(machine),
-                    "OMP_NUM_THREADS": str(max(1, own_cores // count)),
-                }
-            )
-    return places

@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from poseidon.cluster.before import learn_facts, look_at_network, master_address, synchronize_all
-from poseidon.cluster.environment import job_variables, place_variables, replica_variables, variables_before
+from poseidon.cluster.environment import job_variables, places, replica_variables, variables_before, worker_variables
+from poseidon.cluster.growth import Growth, Terms
 from poseidon.cluster.hosts import Host
-from poseidon.cluster.machine import Machine
+from poseidon.cluster.machine import Machine, Seat
 from poseidon.cluster.workplace import Machines
 from poseidon.errors import InvalidArgument
 from poseidon.launch.environment import own_job_name
@@ -22,7 +23,7 @@ from poseidon.launch.outcome import Outcome, Recovery
 from poseidon.launch.run import OnLine, Run
 from poseidon.launch.signals import Signals, caught_signals
 from poseidon.launch.terminal import Terminal
-from poseidon.options import BY_NAME, check_environment, resolve_option
+from poseidon.options import BY_NAME, check_environment, is_given, resolve_option
 
 
 @dataclass(frozen=True)
@@ -44,14 +45,17 @@ class Plan:
     master_port: int | None = None
     max_restarts: int | None = None
     replicas: bool = False
+    workers: tuple[int, int] | None = None
+    hosts_file: Path | None = None
 
 
 @dataclass
 class _Job:
     """What was settled before the run."""
 
-    counts: list[int]
-    environments: list[dict[str, str]]
+    seats: dict[int, Seat]
+    master: tuple[str, int]
+    token: bytes
 
 
 def run_on_hosts(plan: Plan, options: Mapping[str, object], on_line: OnLine | None = None) -> Outcome:
@@ -65,35 +69,53 @@ def run_on_hosts(plan: Plan, options: Mapping[str, object], on_line: OnLine | No
     Raises InvalidArgument, with a line for each thing that is wrong, before anything was started. Then nothing is left.
     """
     variables = job_variables(options, plan.environment)
+    if plan.workers is not None:
+        _let_it_grow(plan.workers, plan.replicas, variables)
     recovery = Recovery.of(resolve_option("on_failure", variables), plan.max_restarts)
     recovery = replace(recovery, together=plan.replicas)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_not_stopped())
         signals = stack.enter_context(caught_signals())
         terminal = stack.enter_context(contextlib.closing(Terminal(lambda: signals.interrupted)))
-        machines = list(_connected(plan, terminal, stack))
+
+        def connect(host: Host) -> Machine:
+            machine = Machine(host, plan.ssh, plan.python, lambda text: terminal.tell(text, who=host.name))
+            stack.callback(machine.close)
+            return machine
+
+        machines = list(map(connect, plan.hosts))
         try:
             job = _prepare(plan, machines, variables, signals, terminal)
         except KeyboardInterrupt:
             return Outcome(interrupted_by=signals.received[0])
         marks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="poseidon-run-")))
-        workplace = Machines(machines, job.counts, job.environments, plan.program, marks, terminal)
-        outcome = Run(len(job.environments), workplace, marks, on_line, signals, terminal, recovery).run()
+        most = plan.workers[1] if plan.workers else len(job.seats)
+        growth = None
+        if plan.workers and plan.hosts_file:
+            terms = Terms(
+                *(plan.hosts_file, job.master, variables, plan.program, plan.files, most, job.token),
+                *(connect, terminal.tell),
+            )
+            growth = Growth(terms, machines, job.seats)
+        workplace = Machines(machines, job.seats, plan.program, marks, terminal, growth)
+        outcome = Run(most, workplace, marks, on_line, signals, terminal, recovery).run()
         tell_outcome(outcome, marks, terminal)
     if signals.received and not outcome.interrupted_by:  # after the run
         outcome.interrupted_by = signals.received[0]
     return outcome
 
 
-def _connected(plan: Plan, terminal: Terminal, stack: contextlib.ExitStack) -> Iterator[Machine]:
-    for host in plan.hosts:
-
-        def tell(text: str, name: str = host.name) -> None:
-            terminal.tell(text, who=name)
-
-        machine = Machine(host, plan.ssh, plan.python, tell)
-        stack.callback(machine.close)
-        yield machine
+def _let_it_grow(workers: tuple[int, int], replicas: bool, variables: dict[str, str]) -> None:
+    """Sets the options of a job whose workers come and go. Raises InvalidArgument for others that were given."""
+    if replicas:
+        raise InvalidArgument("a range of workers and --replicas exclude each other: give all machines from the start")
+    for name, value in (("on_failure", "shrink"), ("min_workers", str(workers[0]))):
+        given = resolve_option(name, variables) if is_given(name, variables) else None
+        if given is not None and str(given) != value:
+            raise InvalidArgument(
+                f"--workers {workers[0]}:{workers[1]} makes {name} {value}, and it was given as {given}: leave it out"
+            )
+        variables[BY_NAME[name].variable] = value
 
 
 def _prepare(
@@ -108,35 +130,44 @@ def _prepare(
         synchronize_all(plan.ssh, machines)
     token = learn_facts(machines, plan.files, interrupted)
     address = master_address(machines, token, interrupted)
-    facts = [machine.answers["facts"] for machine in machines]
-    counts = [machine.host.workers or max(1, one["accelerators"]) for machine, one in zip(machines, facts, strict=True)]
-    ports = [one["ports"] for one in facts]
-    cores = [one["cores"] for one in facts]
     job = BY_NAME["job"].variable
     if name := own_job_name(plan.program, variables):
         terminal.tell(f"on the servers this job is '{name}'; choose another name with --job NAME")
         variables[job] = name
+    facts = [machine.answers["facts"] for machine in machines]
+    counts = _counts(plan, machines)
+    cores = [one["cores"] for one in facts]
+    ports = [one["ports"] for one in facts]
+    master = (address, plan.master_port or ports[0]["shards" if plan.replicas else "run"])
     if plan.replicas:
-        if len(set(counts)) > 1:
-            told = ", ".join(f"{machine.name} {count}" for machine, count in zip(machines, counts, strict=True))
-            raise InvalidArgument(f"replicas have equally many ranks, and here they have: {told}")
-        meeting = (address, plan.master_port or ports[0]["shards"])
-        places = replica_variables(meeting, [one["run"] for one in ports], cores, counts[0])
+        own = replica_variables(master, [one["run"] for one in ports], cores, counts[0])
     else:
-        places = place_variables((address, plan.master_port or ports[0]["run"]), counts, cores)
-    environments = [{**place, **variables, **_fixed(place)} for place in places]
-    check_environment({**os.environ, **environments[0]})
+        own = [place.variables(master) for place in places(counts, cores, plan.workers[1] if plan.workers else None)]
+    owners = [machine for machine, count in zip(machines, counts, strict=True) for _ in range(count)]
+    seats = {
+        rank: Seat(owner, worker_variables(place, variables))
+        for rank, (owner, place) in enumerate(zip(owners, own, strict=True))
+    }
+    check_environment({**os.environ, **seats[0].environment})
     for text in look_at_network(machines, (address, ports[0]["before"]), variables_before(variables), interrupted):
         terminal.tell(text)
     where = ", ".join(f"{count} on {machine.name}" for machine, count in zip(machines, counts, strict=True))
-    what = f"{len(machines)} replicas of {counts[0]} workers" if plan.replicas else f"{len(places)} workers"
+    what = f"{len(machines)} replicas of {counts[0]} workers" if plan.replicas else f"{len(seats)} workers"
     terminal.tell(f"{what}: {where}; rank 0 at {address}")
-    return _Job(counts, environments)
+    return _Job(seats, master, token)
 
 
-def _fixed(place: Mapping[str, str]) -> dict[str, str]:
-    """What no variable of the user's changes. OMP_NUM_THREADS may be his."""
-    return {name: value for name, value in place.items() if name != "OMP_NUM_THREADS"}
+def _counts(plan: Plan, machines: Sequence[Machine]) -> list[int]:
+    """How many workers each machine has. Raises InvalidArgument for replicas of different sizes."""
+    counts = [machine.worker_count for machine in machines]
+    told = ", ".join(f"{machine.name} {count}" for machine, count in zip(machines, counts, strict=True))
+    if plan.replicas and len(set(counts)) > 1:
+        raise InvalidArgument(f"replicas have equally many ranks, and here they have: {told}")
+    if plan.workers and sum(counts) > plan.workers[1]:
+        raise InvalidArgument(
+            f"the hosts have {sum(counts)} workers, and --workers allows {plan.workers[1]}: they have {told}"
+        )
+    return counts
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from poseidon import failure_marks
 from poseidon.cluster.connection import Connection
+from poseidon.cluster.facts import memory_identity
 from poseidon.cluster.hosts import Host
 from poseidon.cluster.ssh import ssh_command, why_it_failed
 from poseidon.errors import InvalidArgument
@@ -53,7 +54,10 @@ class Machine:
         self.processes: dict[int, Process] = {}
         self.answers: dict[str, dict[str, Any]] = {}
         self.figures: list[dict[str, Any]] = []
-        self.shows_figures = False  # this machine sees them itself
+        self.shows_figures = False  # else this machine sees them itself
+        self.is_awaited = False  # workers wait until it can be connected to again
+        self.skew_s = 0.0  # how far its clock is from this one's, at least
+        self._asked_at = 0.0
         self.connection = Connection(self._command, self._take, tell)
 
     @property
@@ -75,6 +79,27 @@ class Machine:
     def close(self) -> None:
         """Its agent ends what it has started, and itself."""
         self.connection.end()
+
+    def ask(self, token: bytes, files: Sequence[str]) -> None:
+        """Asks for the machine's facts. `token`: by which the machines know each other."""
+        self._asked_at = time.time()
+        self.connection.send(
+            "hello",
+            token=token.hex(),
+            folder=str(Path.cwd()),
+            files=list(files),
+            counts_accelerators=self.host.workers is None,
+        )
+
+    @property
+    def worker_count(self) -> int:
+        """How many it is to have, by its facts."""
+        return self.host.workers or max(1, self.answers["facts"]["accelerators"])
+
+    def set_up(self, program: Sequence[str]) -> None:
+        """Tells the agent what its workers are."""
+        shares = self.answers["facts"]["memory"] == memory_identity()
+        self.connection.send("setup", folder=str(Path.cwd()), program=list(program), shares_memory=shares)
 
     def start(self, process: Process, rank: int, environment: Mapping[str, str], program: Sequence[str] = ()) -> None:
         """`program`: another one than that of the run."""
@@ -100,6 +125,8 @@ class Machine:
         """A message of the agent. One about a process that is none of this launcher's any more means nothing."""
         if kind in ("facts", "reached"):
             self.answers[kind] = fields
+            if kind == "facts":
+                self.skew_s = max(self._asked_at - fields["time"], fields["time"] - time.time(), 0.0)
             return
         if kind == "figures":
             self.figures, self.shows_figures = fields["workers"], not fields["seen"]
@@ -114,6 +141,14 @@ class Machine:
         elif kind == "exit":
             del self.processes[process.number]
             process.exit(fields["code"])
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a rank's worker is, and with which variables."""
+
+    machine: Machine
+    environment: Mapping[str, str]
 
 
 @dataclass
@@ -150,6 +185,13 @@ class RemoteWorker:
             self.machine.connection.send("kill", number=self.number)
         self.ended = True
         return -signal.SIGKILL if self.code is None else self.code
+
+    def dismiss(self) -> None:
+        """Asks it to leave the job between two steps, by a SIGTERM to it alone."""
+        if self.waits:
+            self.exit(-signal.SIGTERM)
+        else:
+            self.machine.connection.send("dismiss", number=self.number)
 
     def line(self, text: str, error: bool) -> None:
         """See `Process`."""

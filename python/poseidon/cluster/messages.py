@@ -1,9 +1,9 @@
 """What the launcher and the agents of a run tell each other through ssh: a line of JSON each.
 
 The launcher says: `hello` (what do you have), `reach` (whom do you reach), `setup` (folder and program of the
-workers), `start`, `signal` and `kill` (a worker), `alive` (nothing else was to say). An agent says: `facts`,
-`reached`, `line` (of a worker's output), `marks` (failure_marks.py), `exit` (of a worker), `figures` (live.py). A
-worker has a number, which is new for each process.
+workers), `start`, `signal`, `dismiss` and `kill` (a worker), `alive` (nothing else was to say). An agent says:
+`facts`, `reached`, `line` (of a worker's output), `marks` (failure_marks.py), `exit` (of a worker), `figures`
+(live.py). A worker has a number, which is new for each process.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Run:
     def run(self) -> Outcome:
         """Returns when all workers have ended. None of them outlives the call, however it ends."""
         try:
-            for rank in self._ranks():
+            for rank in self._workplace.ranks():
                 if not self._signals.received:
                     self._start(rank)
             self._react_to_signals()
@@ -64,6 +64,7 @@ class Run:
                 self._pass_output(_POLL_SECONDS)
                 self._workplace.look()
                 self._collect()
+                self._start_arrivals()
                 self._end_replacements_for_nobody()
                 self._react_to_signals()
                 self._climb_ladder()
@@ -85,6 +86,12 @@ class Run:
     def _start(self, rank: int, replaces: Failure | None = None) -> None:
         self._outcome.last_errors[rank] = ""
         self._workers.append(self._workplace.start(rank, replaces, self))
+
+    def _start_arrivals(self) -> None:
+        for rank in self._workplace.arrivals():
+            if not self._outcome.interrupted_by and not self._failures and not self._has_ended():
+                marks.forget(self._mark_of(rank))
+                self._start(rank)
 
     def attach(self, file: IO[bytes], reader: Reader) -> None:
         """See `Output`."""
@@ -122,6 +129,10 @@ class Run:
             if worker.ended or not worker.has_ended():  # the first: with the rest of its replica
                 continue
             code = self._outcome.codes[worker.rank] = worker.reap()
+            if self._workplace.is_dismissed(worker.rank):
+                self._outcome.codes[worker.rank] = 0
+                marks.forget(self._mark_of(worker.rank))
+                continue
             self._finished |= code == 0
             if code == 0 or self._outcome.interrupted_by:
                 continue

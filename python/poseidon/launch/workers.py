@@ -61,6 +61,15 @@ class Worker(Protocol):
 class Workplace(Protocol):
     """Where the workers of a run are."""
 
+    def ranks(self) -> Sequence[int]:
+        """Those that begin."""
+
+    def arrivals(self) -> Sequence[int]:
+        """Those that are to be started since the last call, beside the first ones."""
+
+    def is_dismissed(self, rank: int) -> bool:
+        """Whether the worker of this rank is not wanted any more, so that its end is no failure."""
+
     def start(self, rank: int, replaces: Failure | None, output: Output) -> Worker:
         """Starts a worker. Raises InvalidArgument if it cannot be started."""
 
@@ -130,6 +139,18 @@ class LocalWorkplace:
     environments: Mapping[int, Mapping[str, str]]
     guard: Guard
     inherits: str = ""
+
+    def ranks(self) -> Sequence[int]:
+        """See `Workplace`."""
+        return sorted(self.environments)
+
+    def arrivals(self) -> Sequence[int]:
+        """See `Workplace`."""
+        return ()
+
+    def is_dismissed(self, rank: int) -> bool:
+        """See `Workplace`."""
+        return False
 
     def start(self, rank: int, replaces: Failure | None, output: Output) -> LocalWorker:
         """See `Workplace`."""
