@@ -23,6 +23,7 @@ judge_no_times=(
   tests/python/test_planner*.py
   tests/python/test_process_limits.py
   tests/python/test_torch_{backend{,_random},sharded,shards{,_misuse,_random}}.py
+  tests/python/test_torch_growth.py
   tests/python/test_torch_{buffers,class,drop_in,error_feedback,linear_forward,lossy,memory,powersgd_hook}.py
   tests/python/test_torch_{collectives,gradients,groups,nested_backward,never_silent,optimizer_kinds,properties}.py
   tests/python/test_torch_{compiled*,random_optimizers,reused_memory_random}.py

@@ -101,7 +101,7 @@ def run(
     if not module and not Path(script).exists():
         raise InvalidArgument(f"there is no script {script}: give its path, or the name of a module with -m")
     source = ctx.get_parameter_source("workers")
-    if source is not None and source.name == "DEFAULT":
+    if hosts is None and source is not None and source.name == "DEFAULT":
         _refuse_a_number_after(script, arguments or [])
     runner = ["-m", "poseidon.torch.drop_in"] if drop_in else []
     program = [*runner, *(["-m"] if module else []), script, *(arguments or [])]

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from poseidon import failure_marks
+from poseidon.cluster.descendants import adopt_orphans, end_descendants
 from poseidon.cluster.facts import Doorbell, facts, reaches
 from poseidon.cluster.messages import BANNER, Malformed, Messages, encoded
 from poseidon.errors import InvalidArgument
@@ -30,6 +31,7 @@ from poseidon.live import read_boards
 from poseidon.options import FAILURE_MARK_VARIABLE
 
 SILENCE_S = 5.0  # of the launcher, which speaks every second
+ALIVE_S = 1.0
 _POLL_S = 0.05
 _FIGURES_S = 1.0
 _DRAIN_S = 1.0  # for what processes have written that a worker has left behind
@@ -79,7 +81,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._doorbell: Doorbell | None = Doorbell()
         self._heard_at = time.monotonic()
-        self._figures_at = 0.0
+        self._figures_at = self._alive_at = 0.0
         self._over = False
         self._program: list[str] = []
         self._shares_memory = False
@@ -96,6 +98,7 @@ class Agent:
         try:
             while not self._over and time.monotonic() < self._heard_at + SILENCE_S:
                 self._pass_on()
+                self._say_something()
                 self._flush()
                 self._tell_marks()
                 self._tell_figures()
@@ -104,6 +107,7 @@ class Agent:
             for process in self._processes:
                 if not process.worker.ended:
                     process.worker.reap()
+            end_descendants(spared=self._guard.pid)
 
     def attach(self, file: IO[bytes], reader: Reader, of_worker: set[int]) -> None:
         """Reads a worker's output from now on. Its descriptor leaves `of_worker` at the end."""
@@ -123,6 +127,12 @@ class Agent:
                 self._read(key.fd)
             elif self._doorbell is not None:
                 self._doorbell.answer()
+
+    def _say_something(self) -> None:
+        """So that the launcher sees that the agent runs. Not while it reads nothing."""
+        if time.monotonic() >= self._alive_at and not self._waiting:
+            self._alive_at = time.monotonic() + ALIVE_S
+            self.send("alive")
 
     def _listen(self) -> None:
         data = os.read(self._commands, MOST_LINE_BYTES)
@@ -260,7 +270,11 @@ class Agent:
             if process.ended_at is None and process.worker.has_ended():
                 process.worker.reap()  # and what it has left, so that its output ends
                 process.ended_at = time.monotonic()
-            if process.ended_at is None or (process.files and time.monotonic() < process.ended_at + _DRAIN_S):
+            if process.ended_at is None:
+                continue
+            if process.files and self._paused:
+                process.ended_at = time.monotonic()  # nothing is read for now
+            if process.files and time.monotonic() < process.ended_at + _DRAIN_S:
                 continue
             self._tell_marks()
             self.send("exit", number=process.number, code=process.worker.process.returncode)
@@ -271,6 +285,7 @@ def main() -> None:
     """Speaks with the launcher through standard input and output, which nothing else gets."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *about: None)  # workers would inherit SIG_IGN
+    adopt_orphans()
     commands, answers = os.dup(0), os.dup(1)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from poseidon.cluster.environment import places
 from poseidon.cluster.facts import TOKEN_BYTES, digest
-from poseidon.cluster.files import synchronize
 from poseidon.cluster.machine import Check, Machine, wait_for
 from poseidon.errors import InvalidArgument
 from poseidon.version import VERSION
@@ -24,12 +22,6 @@ _MOST_SKEW_S = 2.0
 _CHECK = ["-m", "poseidon.cluster.check"]
 
 
-def synchronize_all(ssh: str, machines: Sequence[Machine]) -> None:
-    """Copies the working directory to all at the same time. Raises InvalidArgument."""
-    with ThreadPoolExecutor(len(machines)) as pool:
-        list(pool.map(lambda machine: synchronize(ssh, machine.name), machines))
-
-
 def learn_facts(machines: Sequence[Machine], files: Sequence[str], interrupted: Callable[[], bool]) -> bytes:
     """Asks all what they have, and compares it. Returns what they know each other by.
 
@@ -38,7 +30,7 @@ def learn_facts(machines: Sequence[Machine], files: Sequence[str], interrupted: 
     token = secrets.token_bytes(TOKEN_BYTES)
     for machine in machines:
         machine.ask(token, files)
-    wait_for(machines, lambda one: "facts" in one.answers, "say what it has", ANSWER_S, interrupted)
+    wait_for(machines, lambda one: "facts" in one.answers, "say what it has", ANSWER_S, interrupted, False)
     if problems := list(problems_of(machines, files)):
         raise InvalidArgument("\n".join(problems))
     return token
@@ -84,10 +76,15 @@ def _wrong_files(host: str, own: Mapping[str, str | None], there: Mapping[str, s
             yield f"{name} of host {host} differs from the one here: copy it there, or let --sync do it"
 
 
-def master_address(machines: Sequence[Machine], token: bytes, interrupted: Callable[[], bool]) -> str:
-    """The first machine's address that all others reach. Raises InvalidArgument, also for two that do not reach."""
+def master_address(
+    machines: Sequence[Machine], token: bytes, interrupted: Callable[[], bool], others_come: bool
+) -> str:
+    """The first machine's address that all others reach. Raises InvalidArgument, also for two that do not reach.
+
+    `others_come`: later. Then it is the one at which this machine reaches it.
+    """
     if len(machines) == 1:
-        return "127.0.0.1"
+        return next(iter(_place(machines[0])[0]), "127.0.0.1") if others_come else "127.0.0.1"
     for machine in machines:
         targets = {other.name: _place(other) for other in machines if other is not machine}
         machine.connection.send("reach", token=token.hex(), targets=targets)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import IO, Any
@@ -24,7 +26,8 @@ OnMessage = Callable[[str, dict[str, Any]], None]
 class Connection:
     """Reads as a `Reader` what ssh writes, and gives its messages to `on_message`.
 
-    `lines` has the last lines of standard error. `on_error_line` gets each of them, once the agent speaks.
+    `lines` has the last lines of standard error. `on_error_line` gets each of them, once the agent speaks. Any thread
+    may send; all else is for one.
     """
 
     def __init__(self, command: Sequence[str], on_message: OnMessage, on_error_line: Callable[[str], None]) -> None:
@@ -32,6 +35,8 @@ class Connection:
         self._messages = Messages()
         self._greeting: bytes | None = b""  # None: the agent speaks
         self._outgoing = b""
+        self._sending = threading.Lock()
+        self.heard_at = time.monotonic()
         self.lines: deque[str] = deque(maxlen=_MOST_LINES)
         self.is_open = True
         try:
@@ -70,21 +75,26 @@ class Connection:
 
     def send(self, kind: str, **fields: Any) -> None:
         """Sends a message, now or by `flush`. To a connection that is closed: does nothing."""
-        self._outgoing += encoded(kind, **fields)
+        with self._sending:
+            self._outgoing += encoded(kind, **fields)
         self.flush()
 
     def flush(self) -> None:
         """Sends what ssh takes now."""
         assert self._process.stdin is not None
-        with contextlib.suppress(BlockingIOError, BrokenPipeError, ValueError):
+        with self._sending, contextlib.suppress(BlockingIOError, BrokenPipeError, ValueError):
             while self._outgoing:
                 self._outgoing = self._outgoing[os.write(self._process.stdin.fileno(), self._outgoing) :]
 
     def hang_up(self) -> None:
         """The agent ends what it has started, and then its output."""
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
+        with self._sending, contextlib.suppress(OSError):
             self._process.stdin.close()
+
+    def give_up(self) -> None:
+        """Ends ssh at once, as its machine does not answer."""
+        self._process.kill()
 
     def end(self) -> None:
         """Ends ssh, if it has not ended by itself soon after `hang_up`."""
@@ -98,9 +108,10 @@ class Connection:
         try:
             for kind, fields in self._messages.feed(data):
                 self._on_message(kind, fields)
-        except (Malformed, KeyError, TypeError, ValueError) as error:
+        except (Malformed, KeyError, TypeError, ValueError, RecursionError, OverflowError) as error:
             self.lines.append(f"what its agent says makes no sense: {error!r}")
             self._process.kill()
+        self.heard_at = time.monotonic()  # not before: what hears the messages may have taken long
 
     def close(self) -> None:
         """See `Reader`."""

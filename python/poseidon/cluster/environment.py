@@ -47,7 +47,7 @@ def job_variables(options: Mapping[str, object], more: Sequence[str]) -> dict[st
     if file in own:  # which beats a secret that was there before
         shared.pop(SECRET_VARIABLE, None)
     if is_given("secret_file", shared) and not shared.get(SECRET_VARIABLE):
-        shared[SECRET_VARIABLE] = read(shared.get(file, ""))[0]  # the file lies on this machine
+        shared[SECRET_VARIABLE] = read(str(resolve_option("secret_file", shared)))[0]  # it lies on this machine
     shared.pop(file, None)
     shared.update(fresh_secret(shared))
     shared.update(fresh_run())

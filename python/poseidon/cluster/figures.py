@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -51,4 +52,5 @@ def progress(workers: Sequence[WorkerFigures], count: int) -> str:
     step, seconds = min(one.step for one in workers), max(one.step_s for one in workers)
     stalled = max(one.stall_s for one in workers)
     whole = f"{len(workers)} of {count} workers" if len(workers) < count else f"{count} workers"
-    return f"step {step:,}, {seconds:.3g} s a step, of which {stalled:.3g} s wait for the network; {whole}"
+    text = f"step {step:,}, {seconds:.3g} s a step, of which {stalled:.3g} s wait for the network; {whole}"
+    return text[: shutil.get_terminal_size().columns - 1]

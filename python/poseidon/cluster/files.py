@@ -3,31 +3,43 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from poseidon.cluster.ssh import ssh_options
 from poseidon.errors import InvalidArgument
+from poseidon.launch.workers import die_with_parent
 
+_PROGRAM = "rsync"
+_POLL_S = 0.05
 _SETTINGS = "poseidon.toml"
 
 
 def program_files(script: str, is_module: bool) -> list[str]:
-    """The script, all that it imports from its folder, and poseidon.toml, as far as they are there.
+    """The script, all that it imports from its folder or PYTHONPATH, and poseidon.toml, as far as they are there.
 
     Relative to the working directory where they are below it, otherwise absolute. A module of the working directory
     counts as a script; one that is installed has no files here. An import by a name that is made while the program
     runs is not found.
     """
     found: dict[Path, None] = {}
+    own = Path(script).resolve()  # beside which Python looks, also if the script is a link
     if is_module:
-        folder, first = Path.cwd(), list(_modules(Path.cwd(), script))
+        folder, first = Path.cwd(), list(_modules([Path.cwd()], script))
+    elif own.is_dir():
+        folder, first = own, [own / "__main__.py"]
     else:
-        folder, first = Path(script).absolute().parent, [Path(script).absolute()]
-    _follow(first, folder, found)
+        folder, first = own.parent, list(dict.fromkeys([Path(script).absolute(), own]))
+    more = [Path(part).resolve() for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    _follow(first, [folder, *more], found)
     if Path(_SETTINGS).is_file():
         found[Path(_SETTINGS).absolute()] = None
     return [_relative(path) for path in found]
@@ -37,23 +49,24 @@ def _relative(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _follow(files: Sequence[Path], folder: Path, found: dict[Path, None]) -> None:
+def _follow(files: Sequence[Path], folders: Sequence[Path], found: dict[Path, None]) -> None:
     waiting = list(files)
     while waiting:
         path = waiting.pop()
         if path in found:
             continue
         found[path] = None
-        waiting += [one for name in _imported(path, folder) for one in _modules(folder, name)]
+        waiting += [one for name in _imported(path, folders) for one in _modules(folders, name)]
 
 
-def _imported(path: Path, folder: Path) -> Iterator[str]:
+def _imported(path: Path, folders: Sequence[Path]) -> Iterator[str]:
     """Names with dots, of modules or of what is in them."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return  # the program says it better
-    package = path.relative_to(folder).parent.parts if path.is_relative_to(folder) else ()
+    packages = (path.relative_to(folder).parent.parts for folder in folders if path.is_relative_to(folder))
+    package = next(packages, ())
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -63,31 +76,62 @@ def _imported(path: Path, folder: Path) -> Iterator[str]:
             yield from (f"{stem}.{alias.name}" if stem else alias.name for alias in node.names)
 
 
-def _modules(folder: Path, name: str) -> Iterator[Path]:
-    """The files below `folder` that importing a name with dots runs."""
-    place = folder
-    for part in name.split("."):
-        place = place / part
-        for path in (place / "__init__.py", place.with_suffix(".py"), place / "__main__.py"):
-            if path.is_file():
-                yield path
+def _modules(folders: Sequence[Path], name: str) -> Iterator[Path]:
+    """The files below `folders` that importing a name with dots runs."""
+    for folder in folders:
+        place = folder
+        for part in name.split("."):
+            place = place / part
+            for path in (place / "__init__.py", place.with_suffix(".py"), place / "__main__.py"):
+                if path.is_file():
+                    yield path
 
 
-def synchronize(ssh: str, host: str, program: str = "rsync") -> None:
-    """Copies the working directory there, to the same path, without what git ignores. Raises InvalidArgument."""
-    if shutil.which(program) is None:
-        raise InvalidArgument("--sync needs rsync on this machine and on the others: install it")
+def synchronize(ssh: str, hosts: Sequence[str], interrupted: Callable[[], bool]) -> None:
+    """Copies the working directory to all hosts, to the same path, without what git ignores.
+
+    Raises InvalidArgument, and KeyboardInterrupt after a signal.
+    """
+    if shutil.which(_PROGRAM) is None:
+        raise InvalidArgument(f"--sync needs {_PROGRAM} on this machine and on the others: install it")
+    names = b"\0".join(_tracked())
+    with contextlib.ExitStack() as stack:
+        copies = [stack.enter_context(_copy(ssh, host, names)) for host in hosts]
+        while any(copy.poll() is None for copy in copies):
+            if interrupted():
+                raise KeyboardInterrupt
+            time.sleep(_POLL_S)
+        for host, copy in zip(hosts, copies, strict=True):
+            assert copy.stderr is not None
+            copy.stderr.seek(0)
+            lines = copy.stderr.read().decode(errors="replace").strip().splitlines()
+            if copy.returncode:
+                why = lines[0] if lines else f"exit status {copy.returncode}"
+                raise InvalidArgument(f"the working directory cannot be copied to host {host}: {why}")
+
+
+@contextlib.contextmanager
+def _copy(ssh: str, host: str, names: bytes) -> Iterator[subprocess.Popen[bytes]]:
+    """One copy under way, which ends with this process and with the context."""
     folder = str(Path.cwd())
-    options = "-oBatchMode=yes -oConnectTimeout=5 -oLogLevel=ERROR"
     command = [
-        *(program, "-az", "--from0", "--files-from=-", "-e", f"{ssh} {options}"),
-        *("--rsync-path", f"mkdir -p {shlex.quote(folder)} && {program}"),
+        *(_PROGRAM, "-az", "--from0", "--files-from=-", "-e", f"{ssh} {shlex.join(ssh_options())}"),
+        *("--rsync-path", f"mkdir -p {shlex.quote(folder)} && {_PROGRAM}"),
         *("./", f"{_bracketed(host)}:{folder}/"),
     ]
-    done = subprocess.run(command, input=b"\0".join(_tracked()), capture_output=True, check=False)
-    if done.returncode:
-        lines = done.stderr.decode(errors="replace").strip().splitlines() or [f"exit status {done.returncode}"]
-        raise InvalidArgument(f"the working directory cannot be copied to host {host}: {lines[0]}")
+    with tempfile.TemporaryFile() as files, tempfile.TemporaryFile() as errors:
+        files.write(names)
+        files.seek(0)
+        process = subprocess.Popen(
+            command, stdin=files, stdout=errors, stderr=errors, start_new_session=True, preexec_fn=die_with_parent()
+        )
+        process.stderr = errors  # type: ignore[assignment]
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 def _bracketed(host: str) -> str:
@@ -97,9 +141,19 @@ def _bracketed(host: str) -> str:
 
 def _tracked() -> list[bytes]:
     """All files of the working directory; within a repository those that git does not ignore."""
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], capture_output=True, check=False
-    )
-    if listed.returncode == 0:
-        return [name for name in listed.stdout.split(b"\0") if name and os.path.lexists(name)]
-    return [os.fsencode(Path(top, name).relative_to(".")) for top, _, names in os.walk(".") for name in names]
+    of_git: list[bytes] = []
+    for options in (["--cached", "--recurse-submodules"], ["--others", "--exclude-standard"]):
+        try:
+            listed = subprocess.run(["git", "ls-files", "-z", *options], capture_output=True, check=False)
+        except OSError:  # there is no git
+            listed = None
+        if listed is None or listed.returncode:
+            return [os.fsencode(Path(top, name).relative_to(".")) for top, name in _walk()]
+        of_git += [name for name in listed.stdout.split(b"\0") if name and os.path.lexists(name)]
+    return of_git
+
+
+def _walk() -> Iterator[tuple[str, str]]:
+    for top, folders, names in os.walk("."):
+        yield from ((top, name) for name in names)
+        yield from ((top, name) for name in folders if Path(top, name).is_symlink())

@@ -150,7 +150,7 @@ class Growth:
         self._asked[host.name] = (machine, now + ANSWER_S)
 
     def _hear(self, machine: Machine, until: float, now: float) -> None:
-        machine.keep(speaks=True)
+        machine.connection.send("alive")
         if "facts" in machine.answers:
             first = [one for one in self.machines if one.connection.is_open][:1]
             problems = list(problems_of([*first, machine], self.terms.files))

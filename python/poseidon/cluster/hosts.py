@@ -10,6 +10,7 @@ from pathlib import Path
 from poseidon.errors import InvalidArgument
 
 _FORM = "write --hosts a,b,c:2, or the name of a file with a line for each machine, such as 'a slots=2'"
+_MOST_SHOWN = 40
 _SLOTS = ("slots", "max_slots", "max-slots")  # Open MPI and DeepSpeed; the first counts
 # [IPv6 address]:workers, or a name, with a user or not, and :workers.
 _WITH_BRACKETS = re.compile(r"((?:[^@\s\[\]]+@)?)\[([0-9A-Fa-f:.%\w]+)\](?::(.*))?")
@@ -43,7 +44,7 @@ def parse_hosts(text: str) -> list[Host]:
 
 def _of_file(path: Path) -> Iterator[Host]:
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no UTF-8 text"
         raise InvalidArgument(f"the file of hosts {path} cannot be read: {why}") from None
@@ -71,16 +72,24 @@ def _parse(text: str) -> Host:
     if bracketed := _WITH_BRACKETS.fullmatch(text):
         user, address, count = bracketed.groups()
         name = user + address
+        _check(name, text)
         return Host(name, None if count is None else _count(name, count))
     if text.count(":") > 1:
         raise InvalidArgument(f"an IPv6 address stands in brackets: [{text}], or [{text}]:2")
     name, colon, count = text.partition(":")
-    if not name or name.startswith("-") or re.search(r"[\s\[\]'\"\\;&|<>$`]", name):
-        raise InvalidArgument(f"{text!r} is no host: {_FORM}")
+    _check(name, text)
     return Host(name, _count(name, count) if colon else None)
 
 
+def _check(name: str, text: str) -> None:
+    """Raises InvalidArgument for what ssh or a shell may take for something else than a name."""
+    if not name or name.startswith("-") or re.search(r"[\s\[\]{}'\"\\;&|<>$`,]", name):
+        raise InvalidArgument(f"{text!r} is no host: {_FORM}")
+
+
 def _count(name: str, text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise InvalidArgument(f"host {name} has {text or 'no number of'} workers: it is 1 or more, or leave it out")
+    if not re.fullmatch(r"0*[1-9][0-9]{0,3}", text):
+        raise InvalidArgument(
+            f"host {name} has {text[:_MOST_SHOWN] or 'no number of'} workers: it is 1 or more, or leave it out"
+        )
     return int(text)

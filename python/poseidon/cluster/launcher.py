@@ -10,14 +10,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from poseidon.cluster.before import learn_facts, look_at_network, master_address, synchronize_all
+from poseidon.cluster.before import learn_facts, look_at_network, master_address
 from poseidon.cluster.environment import job_variables, places, replica_variables, variables_before, worker_variables
+from poseidon.cluster.files import synchronize
 from poseidon.cluster.growth import Growth, Terms
 from poseidon.cluster.hosts import Host
-from poseidon.cluster.machine import Machine, Seat
+from poseidon.cluster.machine import Heartbeat, Machine, Seat
 from poseidon.cluster.workplace import Machines
 from poseidon.errors import InvalidArgument
 from poseidon.launch.environment import own_job_name
+from poseidon.launch.guard import Guard
 from poseidon.launch.launcher import tell_outcome
 from poseidon.launch.outcome import Outcome, Recovery
 from poseidon.launch.run import OnLine, Run
@@ -83,12 +85,17 @@ def run_on_hosts(plan: Plan, options: Mapping[str, object], on_line: OnLine | No
             stack.callback(machine.close)
             return machine
 
-        machines = list(map(connect, plan.hosts))
+        machines: list[Machine] = []
         try:
+            if plan.copies:
+                synchronize(plan.ssh, [host.name for host in plan.hosts], lambda: signals.interrupted)
+            machines += map(connect, plan.hosts)
+            stack.enter_context(contextlib.closing(Heartbeat(machines)))
             job = _prepare(plan, machines, variables, signals, terminal)
         except KeyboardInterrupt:
             return Outcome(interrupted_by=signals.received[0])
         marks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="poseidon-run-")))
+        stack.enter_context(contextlib.closing(Guard(marks)))
         most = plan.workers[1] if plan.workers else len(job.seats)
         growth = None
         if plan.workers and plan.hosts_file:
@@ -126,10 +133,8 @@ def _prepare(
     def interrupted() -> bool:
         return signals.interrupted
 
-    if plan.copies:
-        synchronize_all(plan.ssh, machines)
     token = learn_facts(machines, plan.files, interrupted)
-    address = master_address(machines, token, interrupted)
+    address = master_address(machines, token, interrupted, plan.workers is not None)
     job = BY_NAME["job"].variable
     if name := own_job_name(plan.program, variables):
         terminal.tell(f"on the servers this job is '{name}'; choose another name with --job NAME")
@@ -152,7 +157,8 @@ def _prepare(
     for text in look_at_network(machines, (address, ports[0]["before"]), variables_before(variables), interrupted):
         terminal.tell(text)
     where = ", ".join(f"{count} on {machine.name}" for machine, count in zip(machines, counts, strict=True))
-    what = f"{len(machines)} replicas of {counts[0]} workers" if plan.replicas else f"{len(seats)} workers"
+    workers = f"{len(seats)} workers" if len(seats) > 1 else "1 worker"
+    what = f"{len(machines)} replicas of {counts[0]} workers" if plan.replicas else workers
     terminal.tell(f"{what}: {where}; rank 0 at {address}")
     return _Job(seats, master, token)
 

@@ -6,6 +6,7 @@ import itertools
 import selectors
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from poseidon import failure_marks
 from poseidon.cluster.connection import Connection
 from poseidon.cluster.facts import memory_identity
 from poseidon.cluster.hosts import Host
+from poseidon.cluster.messages import Malformed, checked_facts
 from poseidon.cluster.ssh import ssh_command, why_it_failed
 from poseidon.errors import InvalidArgument
 from poseidon.launch.lines import MOST_LINE_BYTES
@@ -23,7 +25,9 @@ from poseidon.launch.outcome import Failure
 from poseidon.launch.workers import Output
 
 LOST = 255  # the exit code of a worker whose connection is lost; ssh's own
-ALIVE_S = 1.0
+_ALIVE_S = 1.0
+_MOST_SIGNAL = 64
+_SILENCE_S = 10.0  # of an agent, which speaks every second
 _POLL_S = 0.05
 _NUMBERS = itertools.count(1)
 
@@ -58,6 +62,7 @@ class Machine:
         self.is_awaited = False  # workers wait until it can be connected to again
         self.skew_s = 0.0  # how far its clock is from this one's, at least
         self._asked_at = 0.0
+        self._files: list[str] = []
         self.connection = Connection(self._command, self._take, tell)
 
     @property
@@ -70,11 +75,13 @@ class Machine:
         self.connection.end()
         self.connection = Connection(self._command, self._take, self._tell)
 
-    def keep(self, speaks: bool) -> None:
-        """Sends what waits, and, once in `ALIVE_S`, a sign of life."""
-        if speaks and self.connection.is_open:
-            self.connection.send("alive")
+    def keep(self) -> None:
+        """Sends what waits, and gives up an agent that has said nothing for long, as its machine answers no more."""
         self.connection.flush()
+        answers = self.connection.speaks and "facts" in self.answers  # to find these takes long
+        if answers and self.connection.is_open and time.monotonic() > self.connection.heard_at + _SILENCE_S:
+            self.connection.lines.append(f"its agent has said nothing for {_SILENCE_S:g} s")
+            self.connection.give_up()
 
     def close(self) -> None:
         """Its agent ends what it has started, and itself."""
@@ -82,7 +89,7 @@ class Machine:
 
     def ask(self, token: bytes, files: Sequence[str]) -> None:
         """Asks for the machine's facts. `token`: by which the machines know each other."""
-        self._asked_at = time.time()
+        self._asked_at, self._files = time.time(), list(files)
         self.connection.send(
             "hello",
             token=token.hex(),
@@ -123,24 +130,31 @@ class Machine:
 
     def _take(self, kind: str, fields: dict[str, Any]) -> None:
         """A message of the agent. One about a process that is none of this launcher's any more means nothing."""
-        if kind in ("facts", "reached"):
-            self.answers[kind] = fields
-            if kind == "facts":
-                self.skew_s = max(self._asked_at - fields["time"], fields["time"] - time.time(), 0.0)
-            return
-        if kind == "figures":
-            self.figures, self.shows_figures = fields["workers"], not fields["seen"]
-            return
+        if kind == "facts":
+            self.answers[kind] = checked_facts(fields, self._files)
+            self.skew_s = max(self._asked_at - fields["time"], fields["time"] - time.time(), 0.0)
+        elif kind == "reached":
+            self.answers[kind] = {"addresses": {str(name): list(there) for name, there in fields["addresses"].items()}}
+        elif kind == "figures":
+            self.figures, self.shows_figures = list(fields["workers"]), not fields["seen"]
+        elif kind in ("line", "marks", "exit"):
+            self._pass_on(kind, fields)
+        elif kind != "alive":
+            raise Malformed(f"a message of the unknown kind {kind!r}")
+
+    def _pass_on(self, kind: str, fields: dict[str, Any]) -> None:
         process = self.processes.get(fields["number"])
         if process is None:
             return
         if kind == "line":
-            process.line(fields["text"], fields["error"])
+            process.line(str(fields["text"]).replace("\n", " "), bool(fields["error"]))
         elif kind == "marks":
             process.marks(fields["fields"])
-        elif kind == "exit":
+        elif not -_MOST_SIGNAL <= int(fields["code"]) <= LOST:
+            raise Malformed(f"a worker's exit code {fields['code']}")
+        else:
             del self.processes[process.number]
-            process.exit(fields["code"])
+            process.exit(int(fields["code"]))
 
 
 @dataclass(frozen=True)
@@ -207,6 +221,26 @@ class RemoteWorker:
         self.code, self.lost, self.waits = code, lost, False
 
 
+class Heartbeat:
+    """Speaks to all machines every second, on a thread of its own, whatever the rest of this process does."""
+
+    def __init__(self, machines: Sequence[Machine]) -> None:
+        self._machines = machines
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="poseidon heartbeat", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """The agents end soon, if their connections do not end before."""
+        self._over.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._over.wait(_ALIVE_S):
+            for machine in list(self._machines):
+                machine.connection.send("alive")
+
+
 class Check:
     """A process before the run, whose output is kept. See `Process`."""
 
@@ -234,12 +268,14 @@ def wait_for(
     what: str,
     seconds: float,
     interrupted: Callable[[], bool],
+    needs_all: bool = True,
 ) -> None:
     """Reads from all until each is done. Raises InvalidArgument with a line for each machine that is not.
 
-    `what`: it does, for the sentence about one that takes more than `seconds`. Raises KeyboardInterrupt after a signal.
+    `what`: it does, for the sentence about one that takes more than `seconds`. `needs_all`: none can be done without
+    the others, so that it ends with the first connection that is lost. Raises KeyboardInterrupt after a signal.
     """
-    deadline, alive_at = time.monotonic() + seconds, 0.0
+    deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for machine in machines:
             for file, reader in machine.connection.files:
@@ -251,10 +287,11 @@ def wait_for(
             if time.monotonic() > deadline:
                 break
             _read(selector)
-            if speaks := time.monotonic() > alive_at:
-                alive_at = time.monotonic() + ALIVE_S
             for machine in machines:
-                machine.keep(speaks)
+                machine.keep()
+            lost = [machine for machine in machines if not (machine.connection.is_open or is_done(machine))]
+            if needs_all and lost:
+                break
         _read_rest(selector, machines)
     if problems := list(_problems(machines, is_done, what, seconds)):
         raise InvalidArgument("\n".join(problems))
@@ -284,7 +321,8 @@ def _read_rest(selector: selectors.BaseSelector, machines: Sequence[Machine]) ->
 def _problems(
     machines: Sequence[Machine], is_done: Callable[[Machine], bool], what: str, seconds: float
 ) -> Iterator[str]:
-    for machine in machines:
+    lost = [machine for machine in machines if not (machine.connection.is_open or is_done(machine))]
+    for machine in lost or machines:
         if is_done(machine):
             continue
         if machine.connection.is_open:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
+from poseidon.errors import InvalidArgument
+
 _AGENT = "poseidon.cluster.agent"
 _CONNECT_S = 5
 _ALIVE_S, _ALIVE_COUNT = 1, 3  # as the failure detector's three seconds (docs/recovery.md)
@@ -25,11 +27,19 @@ _OPTIONS = {
 }
 
 
+def ssh_options() -> list[str]:
+    """Those that count unless the user has set others."""
+    return [f"-o{name}={value}" for name, value in _OPTIONS.items()]
+
+
 def ssh_command(ssh: str, host: str, python: str) -> list[str]:
     """`ssh`: the program and options of the user's own, as a shell splits them. They come first, so they count."""
-    options = [f"-o{name}={value}" for name, value in _OPTIONS.items()]
     agent = f"cd / && exec {shlex.quote(python)} -u -m {_AGENT}"
-    return [*shlex.split(ssh), *options, host, f"exec sh -c {shlex.quote(agent)}"]
+    try:
+        words = shlex.split(ssh)
+    except ValueError as error:
+        raise InvalidArgument(f"--ssh {ssh}: {error}") from None
+    return [*words, *ssh_options(), host, f"exec sh -c {shlex.quote(agent)}"]
 
 
 def why_it_failed(host: str, python: str, status: int, lines: Sequence[str]) -> str:

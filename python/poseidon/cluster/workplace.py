@@ -9,11 +9,12 @@ from pathlib import Path
 
 from poseidon.cluster.figures import Figures
 from poseidon.cluster.growth import Growth
-from poseidon.cluster.machine import ALIVE_S, LOST, Machine, RemoteWorker, Seat
+from poseidon.cluster.machine import LOST, Machine, RemoteWorker, Seat
 from poseidon.launch.outcome import Failure
 from poseidon.launch.terminal import Terminal
 from poseidon.launch.workers import Output, Worker
 
+_FIGURES_S = 1.0
 _AGAIN_S = 2.0  # between two tries to connect
 _MOST_AGAIN_S = 60.0  # for all tries
 
@@ -46,7 +47,7 @@ class Machines:
         self._terminal = terminal
         self._growth = growth
         self._output: Output | None = None
-        self._alive_at = 0.0
+        self._figures_at = 0.0
         self._waiting: dict[str, _Waiting] = {}
         self._figures = Figures(terminal)
         self._finished = False
@@ -62,6 +63,10 @@ class Machines:
     def is_dismissed(self, rank: int) -> bool:
         """See `Workplace`."""
         return self._growth is not None and rank in self._growth.dismissed
+
+    def is_needed(self, rank: int) -> bool:
+        """See `Workplace`. The others meet at rank 0's address, which no other machine can take over."""
+        return rank == 0 and (len(self._machines) > 1 or self._growth is not None)
 
     def start(self, rank: int, replaces: Failure | None, output: Output) -> Worker:
         """See `Workplace`."""
@@ -87,13 +92,14 @@ class Machines:
     def look(self) -> None:
         """See `Workplace`."""
         now = time.monotonic()
-        speak = now >= self._alive_at
-        if speak:
-            self._alive_at = now + ALIVE_S
+        unread = self._terminal.waits_for_reader(0.0)
         for machine in list(self._machines):
-            machine.keep(speak)
+            if unread:  # so what it has said may not have been read
+                machine.connection.heard_at = now
+            machine.keep()
             self._look_after(machine, now)
-        if speak:
+        if now >= self._figures_at:
+            self._figures_at = now + _FIGURES_S
             self._figures.show(self._machines, len(self._seats))
             if self._growth is not None and self._output is not None and not self._finished:
                 self._growth.look(now, self._output)

@@ -32,6 +32,11 @@ class Guard:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int | None:
+        """Of that program."""
+        return None if self._process is None else self._process.pid
+
     def close(self) -> None:
         """The run is over."""
         self._tell(_OVER)

@@ -32,7 +32,12 @@ class Failure:
         """How the worker ended, in words, e.g. "with exit code 3"."""
         if self.lost:
             return f"as the connection to {self.host} was lost"
-        return f"with exit code {self.code}" if self.code > 0 else f"killed by {signal.Signals(-self.code).name}"
+        if self.code > 0:
+            return f"with exit code {self.code}"
+        try:
+            return f"killed by {signal.Signals(-self.code).name}"
+        except ValueError:  # one without a name, as most of real time
+            return f"killed by signal {-self.code}"
 
     @property
     def who(self) -> str:

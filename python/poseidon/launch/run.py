@@ -158,7 +158,7 @@ class Run:
             count = self._outcome.restart_counts[rank]
             self._terminal.tell(f"{what}; {whom} started again (restart {count} of {most})")
             self._start_again(failure)
-        elif self._recovery.spares_workers and not hopeless and (ended or self._others_run(failure)):
+        elif self._spares(failure) and not hopeless and (ended or self._others_run(failure)):
             self._end(self._companions(failure))
             self._terminal.tell(
                 f"{what}; it is not started again, {'the run has ended' if ended else 'the others go on'}"
@@ -184,6 +184,12 @@ class Run:
         if not self._recovery.together:
             return [failure.rank]
         return [rank for rank in self._ranks() if self._workplace.host_of(rank) == failure.host]
+
+    def _spares(self, failure: Failure) -> bool:
+        needed = self._recovery.spares_workers and self._workplace.is_needed(failure.rank)
+        if needed and not self._has_ended():
+            self._terminal.tell(f"the others cannot go on: they meet at the machine of {failure.who}")
+        return self._recovery.spares_workers and not needed
 
     def _others_run(self, failure: Failure) -> bool:
         companions = self._companions(failure)

@@ -70,6 +70,9 @@ class Workplace(Protocol):
     def is_dismissed(self, rank: int) -> bool:
         """Whether the worker of this rank is not wanted any more, so that its end is no failure."""
 
+    def is_needed(self, rank: int) -> bool:
+        """Whether the others cannot go on without the worker of this rank."""
+
     def start(self, rank: int, replaces: Failure | None, output: Output) -> Worker:
         """Starts a worker. Raises InvalidArgument if it cannot be started."""
 
@@ -150,6 +153,10 @@ class LocalWorkplace:
 
     def is_dismissed(self, rank: int) -> bool:
         """See `Workplace`."""
+        return False
+
+    def is_needed(self, rank: int) -> bool:
+        """See `Workplace`. Another worker of this machine takes rank 0's address over."""
         return False
 
     def start(self, rank: int, replaces: Failure | None, output: Output) -> LocalWorker:
