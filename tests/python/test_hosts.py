@@ -15,6 +15,7 @@ import pytest
 
 pytest.importorskip("poseidon._core", reason="the compiled core is not built")
 
+from poseidon.cluster.messages import BANNER
 from ssh_hosts import NAMES, SshHosts, missing, ssh_hosts
 from waiting import SLOWED, happens, wait_until
 
@@ -473,3 +474,105 @@ def test_it_is_interrupted_before_the_run(hosts: SshHosts) -> None:
         since = time.monotonic()
         assert process.wait(30) == 128 + signal.SIGINT
         assert seconds_to_end(since) < END_S * SLOWED
+
+
+def test_rank_zero_is_where_all_meet(hosts: SshHosts) -> None:
+    script = hosts.write("train.py", TRAIN.replace("poseidon.rank() == 1", "poseidon.rank() == 0"))
+    options = ("--on-failure", "shrink", "--max-restarts", "0")
+    done = run(hosts, "a,b", *options, script.name, MANY, "kill")
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "the others cannot go on: they meet at the machine of rank 0 on a" in done.stderr
+    assert "rank 0 on a failed first, killed by SIGKILL" in done.stderr
+
+
+def test_what_has_left_its_process_group_ends_too(hosts: SshHosts) -> None:
+    script = hosts.write(
+        "train.py",
+        "import subprocess, sys\n"
+        f"code = 'import time; time.sleep(1000)'\n"
+        f"subprocess.Popen([sys.executable, '-c', code, '{MARK}'], start_new_session=True)\n" + ENDLESS,
+    )
+    with started(hosts, "a,b", script.name) as job:
+        assert len(marked()) > 4, "workers, the command and its parts, and daemons"
+        job.process.send_signal(signal.SIGINT)
+        assert seconds_to_end(time.monotonic()) < END_S * SLOWED
+
+
+def test_an_agent_that_stands_still_is_given_up(hosts: SshHosts) -> None:
+    script = hosts.write("train.py", ENDLESS)
+    with started(hosts, "a,b", script.name) as job:
+        # Of ssh, sh and the agent, which all have its name among their arguments, it is the one that has workers.
+        stopped = sorted({parent_of(pid) for pid in marked()} & set(agents()))[:1]
+        assert stopped
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            assert job.process.wait(60) != 0
+            assert "its agent has said nothing for 10 s" in job.text
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_nothing_is_lost_while_nobody_reads(hosts: SshHosts) -> None:
+    script = hosts.write(
+        "train.py",
+        "import os, sys\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    print('RESULT')\n"
+        "    sys.exit('the last words')\n"
+        "for number in range(100_000):\n"
+        "    print('x' * 60, number)\n",
+    )
+    command = hosts.command("a:2", script.name)
+    with subprocess.Popen(command, cwd=hosts.work, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        time.sleep(6)  # nobody reads
+        out, errors = process.communicate(timeout=60)
+    assert b"[1 a] RESULT" in out
+    assert b"the last words" in errors
+    assert process.returncode == 1
+
+
+def test_a_killed_command_leaves_no_files(hosts: SshHosts) -> None:
+    script = hosts.write("train.py", ENDLESS)
+    folders = set(Path("/tmp").glob("poseidon-run-*"))
+    with started(hosts, "a", script.name) as job:
+        assert set(Path("/tmp").glob("poseidon-run-*")) > folders
+        job.process.kill()
+        job.process.wait()
+        assert happens(lambda: set(Path("/tmp").glob("poseidon-run-*")) <= folders, 10.0)
+
+
+@pytest.mark.parametrize(
+    "says",
+    [
+        '{"is":"facts"}',
+        '{"is":"facts","cores":"many"}',
+        '{"is":"dance"}',
+        "no JSON",
+        "[" * 100_000,
+        '{"is":"line"}',
+    ],
+)
+def test_an_agent_that_talks_nonsense(hosts: SshHosts, says: str) -> None:
+    (hosts.folder / "nonsense").write_text(says + "\n")
+    fake = hosts.folder / "fake"
+    fake.write_text(f"#!/bin/sh\necho welcome\necho '{BANNER}'\ncat {hosts.folder}/nonsense\nexec cat > /dev/null\n")
+    fake.chmod(0o755)
+    script = hosts.write("train.py", SUM)
+    told = refusal(hosts, "a", script.name, options=("--python", str(fake)))
+    assert told.startswith("the connection to host a is lost: what its agent says makes no sense: ")
+
+
+def test_a_secret_that_the_configuration_file_names(hosts: SshHosts) -> None:
+    script = hosts.write("train.py", "import os; print(os.environ['POSEIDON_SECRET'])\n")
+    secret = hosts.folder / "secret"
+    secret.write_text("a-secret-in-a-file-123456\n")
+    secret.chmod(0o600)
+    hosts.write("poseidon.toml", f'secret_file = "{secret}"\n')
+    done = run(hosts, "a", script.name)
+    assert done.stdout == "[0 a] a-secret-in-a-file-123456\n", done.stderr

@@ -16,6 +16,7 @@ from poseidon.cluster.hosts import Host, parse_hosts
 from poseidon.cluster.messages import BANNER, Malformed, Messages, encoded
 from poseidon.cluster.ssh import ssh_command, why_it_failed
 from poseidon.errors import InvalidArgument
+from poseidon.launch import Failure
 from poseidon.version import VERSION
 
 
@@ -42,6 +43,8 @@ def test_names_of_hosts(text: str, hosts: list[Host]) -> None:
         ("fd00::1", "an IPv6 address stands in brackets: [fd00::1], or [fd00::1]:2"),
         ("-oProxyCommand=touch", "'-oProxyCommand=touch' is no host"),
         ("a;reboot", "'a;reboot' is no host"),
+        ("-oProxyCommand=touch${IFS}x;@[::1]", "'-oProxyCommand=touch${IFS}x;@[::1]' is no host"),
+        ("a:" + "9" * 5000, "host a has 9999999999999999999999999999999999999999 workers"),
         ("./none.txt", "there is no file of hosts ./none.txt"),
     ],
 )
@@ -57,6 +60,11 @@ def test_files_of_hosts(tmp_path: Path) -> None:
     assert parse_hosts(str(path)) == [Host("a", 4), Host("b", 2), Host("me@c", 3), Host("d")]
     path.write_text("a\nb slot=2\n")
     with pytest.raises(InvalidArgument, match="line 2: 'slot=2' says nothing about host b: write b slots=2"):
+        parse_hosts(str(path))
+    path.write_bytes(b"\xef\xbb\xbfa\r\nb slots=2\r\n")
+    assert parse_hosts(str(path)) == [Host("a"), Host("b", 2)]
+    path.write_text("a,b\n")
+    with pytest.raises(InvalidArgument, match="line 1: 'a,b' is no host"):
         parse_hosts(str(path))
     path.write_bytes(b"\xff")
     with pytest.raises(InvalidArgument, match="cannot be read: it is no UTF-8 text"):
@@ -91,6 +99,15 @@ def test_files_of_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         *deep,
     }
     assert program_files("torch.distributed", is_module=True) == []
+    (tmp_path / "link.py").symlink_to(tmp_path / "src" / "late.py")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "torch.py").write_text("")
+    (tmp_path / "src" / "model" / "__main__.py").write_text("import net\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    linked = set(program_files("link.py", is_module=False))
+    assert linked >= {"link.py", "src/late.py", "src/train.py", "elsewhere/torch.py"}
+    assert set(program_files("src/model", is_module=False)) >= {"src/model/__main__.py", "src/model/net.py"}
     monkeypatch.chdir("/usr")
     assert str(tmp_path / "src" / "train.py") in program_files(str(tmp_path / "src" / "train.py"), is_module=False)
 
@@ -181,5 +198,11 @@ def test_what_ssh_is_told_and_tells() -> None:
     assert command[-2] == "me@a"
     assert "'\"'\"'/a b/python'\"'\"' -u -m poseidon.cluster.agent" in command[-1]
     assert VERSION in BANNER
+    with pytest.raises(InvalidArgument, match="No closing quotation"):
+        ssh_command("ssh -p 'x", "a", "/python")
     missing = why_it_failed("a", "/python", 1, ["/python: Error while finding module: No module named 'poseidon'"])
     assert missing.startswith("the Python of host a, /python, has no Poseidon of this version: install it there")
+
+
+def test_a_signal_without_a_name() -> None:
+    assert Failure(3, -35, "b").how == "killed by signal 35"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -133,7 +134,7 @@ def run(
         max_restarts=max_restarts,
         replicas=replicas,
         workers=None if source is None or source.name == "DEFAULT" else _range_of(workers),
-        hosts_file=Path(hosts).absolute() if Path(hosts).is_file() else None,
+        hosts_file=Path(hosts).absolute() if os.path.isfile(hosts) else None,
     )
     raise typer.Exit(run_on_hosts(plan, ctx.obj or {}).exit_status)
 

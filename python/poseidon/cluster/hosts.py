@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Host:
 def parse_hosts(text: str) -> list[Host]:
     """The machines, in the order of their ranks. Raises InvalidArgument, also for a machine that stands twice."""
     path = Path(text)
-    if path.is_file():
+    if os.path.isfile(text):  # which knows that a long text is none
         hosts = list(_of_file(path))
     elif "/" in text:
         raise InvalidArgument(f"there is no file of hosts {text}: {_FORM}")
