@@ -73,7 +73,7 @@ def run_once(hosts: SshHosts, end: Callable[[subprocess.Popen[str]], None]) -> t
         start_new_session=True,
     )
     assert process.stdout is not None
-    firsts = [float(line.split()[-1]) for line, _ in zip(_firsts(process.stdout), NAMES, strict=False)]
+    firsts = [float(line.split()[-1]) for _, line in zip(NAMES, _firsts(process.stdout), strict=False)]
     since = time.monotonic()
     end(process)
     assert happens(lambda: not processes(), 60.0), "something is left"
