@@ -102,6 +102,9 @@ class Recovery:
             if self._shards is not None:
                 self._shards.agree(None)  # others find all of the replica, or none
             self._form()
+            most = here.settings.world_size
+            if here.rank == 0 and here.world_size < most and self._step == 0:
+                tell(f"the job begins with {here.world_size} of up to {most} workers; others join as they come")
         elif isinstance(self._versions, OwnVersions):
             self._step, self._finished = self._versions.agree(self._context, all_new=True)
         elif self._snapshots is not None:

@@ -21,10 +21,11 @@ from poseidon.launch.workers import die_with_parent
 _PROGRAM = "rsync"
 _POLL_S = 0.05
 _SETTINGS = "poseidon.toml"
+_OTHER_SETTINGS = "POSEIDON_CONFIG"
 
 
 def program_files(script: str, is_module: bool) -> list[str]:
-    """The script, all that it imports from its folder or PYTHONPATH, and poseidon.toml, as far as they are there.
+    """The script, all that it imports from its folder or PYTHONPATH, and the file of options, as far as they are there.
 
     Relative to the working directory where they are below it, otherwise absolute. A module of the working directory
     counts as a script; one that is installed has no files here. An import by a name that is made while the program
@@ -40,8 +41,9 @@ def program_files(script: str, is_module: bool) -> list[str]:
         folder, first = own.parent, list(dict.fromkeys([Path(script).absolute(), own]))
     more = [Path(part).resolve() for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     _follow(first, [folder, *more], found)
-    if Path(_SETTINGS).is_file():
-        found[Path(_SETTINGS).absolute()] = None
+    for settings in filter(None, (_SETTINGS, os.environ.get(_OTHER_SETTINGS))):
+        if Path(settings).is_file():
+            found[Path(settings).absolute()] = None
     return [_relative(path) for path in found]
 
 

@@ -54,6 +54,7 @@ class Growth:
     dismissed: set[int] = field(default_factory=set)
     _arrivals: list[int] = field(default_factory=list)
     _text: str = ""
+    _seen: str = ""
     _wanted: dict[str, Host] = field(default_factory=dict)
     _asked: dict[str, tuple[Machine, float]] = field(default_factory=dict)  # until when
     _not_before: dict[str, float] = field(default_factory=dict)
@@ -93,10 +94,11 @@ class Growth:
             machine.connection.hang_up()
 
     def _read(self) -> None:
-        """A file that cannot be read for a moment, or says nonsense, changes nothing."""
+        """A file that cannot be read for a moment, or says nonsense, changes nothing. It counts once it stays."""
         try:
             text = self.terms.path.read_text("utf-8")
-            if text == self._text:
+            half_written, self._seen = text != self._seen, text
+            if half_written or text == self._text:
                 return
             self._text = text
             self._told.clear()

@@ -141,26 +141,38 @@ def _prepare(
         variables[job] = name
     facts = [machine.answers["facts"] for machine in machines]
     counts = _counts(plan, machines)
-    cores = [one["cores"] for one in facts]
-    ports = [one["ports"] for one in facts]
-    master = (address, plan.master_port or ports[0]["shards" if plan.replicas else "run"])
-    if plan.replicas:
-        own = replica_variables(master, [one["run"] for one in ports], cores, counts[0])
-    else:
-        own = [place.variables(master) for place in places(counts, cores, plan.workers[1] if plan.workers else None)]
-    owners = [machine for machine, count in zip(machines, counts, strict=True) for _ in range(count)]
-    seats = {
-        rank: Seat(owner, worker_variables(place, variables))
-        for rank, (owner, place) in enumerate(zip(owners, own, strict=True))
-    }
+    master = (address, plan.master_port or facts[0]["ports"]["shards" if plan.replicas else "run"])
+    seats = _seats(plan, machines, counts, master, variables)
     check_environment({**os.environ, **seats[0].environment})
-    for text in look_at_network(machines, (address, ports[0]["before"]), variables_before(variables), interrupted):
+    there = (address, facts[0]["ports"]["before"])
+    for text in look_at_network(machines, there, variables_before(variables), interrupted):
         terminal.tell(text)
     where = ", ".join(f"{count} on {machine.name}" for machine, count in zip(machines, counts, strict=True))
     workers = f"{len(seats)} workers" if len(seats) > 1 else "1 worker"
     what = f"{len(machines)} replicas of {counts[0]} workers" if plan.replicas else workers
     terminal.tell(f"{what}: {where}; rank 0 at {address}")
     return _Job(seats, master, token)
+
+
+def _seats(
+    plan: Plan,
+    machines: Sequence[Machine],
+    counts: Sequence[int],
+    master: tuple[str, int],
+    variables: Mapping[str, str],
+) -> dict[int, Seat]:
+    """Of the workers with which the run begins. `counts`: of each machine's."""
+    facts = [machine.answers["facts"] for machine in machines]
+    cores = [one["cores"] for one in facts]
+    if plan.replicas:
+        own = replica_variables(master, [one["ports"]["run"] for one in facts], cores, counts[0])
+    else:
+        own = [place.variables(master) for place in places(counts, cores, plan.workers[1] if plan.workers else None)]
+    owners = [machine for machine, count in zip(machines, counts, strict=True) for _ in range(count)]
+    return {
+        rank: Seat(owner, worker_variables(place, variables))
+        for rank, (owner, place) in enumerate(zip(owners, own, strict=True))
+    }
 
 
 def _counts(plan: Plan, machines: Sequence[Machine]) -> list[int]:
