@@ -35,7 +35,7 @@ _MOST_COMPUTE_S = 1.0
 _LEAST_STEP_S, _LONG_S = 0.2, 2.0  # of DDP; above the second there is one round and not two
 _LONGEST_STEP_S = 5.0  # of a step that exchanges little
 _MOST_BITS_PER_S = 1e9  # of all ports together, on cores of the usual speed
-_WARM_UPS = 2  # about, of one method in a round
+_WARM_UPS = 6  # about, of one method in a round, with those that try chunk sizes and schemes
 _STARTS_S = 15.0  # of a group: hosts, and the plain copy
 _START_S = 7.0  # of a method: processes and connections
 # As users run: the system's TCP, and switches that are plain queues.
