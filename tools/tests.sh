@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 # Where it is set, each of the many processes that tests start would compile what it imports of this tree.
 unset PYTHONDONTWRITEBYTECODE
 
-# Files whose tests judge no times and need no network of their own. They take turns in going to one lane or the other,
+# Files whose tests judge no times, or with much patience as those of hosts, which wait most of the time. They take turns in going to one lane or the other,
 # and this order makes both about as long.
 judge_no_times=(
   tests/python/test_bare_systems.py
@@ -20,6 +20,7 @@ judge_no_times=(
   tests/python/test_local_sgd*.py
   tests/python/test_plan_{agrees,script}.py
   tests/python/test_feature_pairs.py
+  tests/python/test_hosts*.py
   tests/python/test_planner*.py
   tests/python/test_process_limits.py
   tests/python/test_torch_{backend{,_random},sharded,shards{,_misuse,_random}}.py
