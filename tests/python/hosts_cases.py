@@ -165,6 +165,12 @@ def parent_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
+def _hear_signals() -> None:
+    """Where the tests run in the background of a shell, what they start ignores these."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class started:
     """A run with MARK that goes on for ever, until it is interrupted in the end. `lines` of its output so far."""
 
@@ -178,6 +184,7 @@ class started:
                 stderr=file,
                 env={**os.environ, **(env or {})},
                 start_new_session=True,
+                preexec_fn=_hear_signals,
             )
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -49,17 +48,15 @@ def test_nothing_is_left_when_the_command_is_ended(hosts: SshHosts, number: sign
             assert f"the run was interrupted by {number.name}; all ranks have ended" in job.text
 
 
-def test_it_is_interrupted_before_the_run(hosts: SshHosts) -> None:
-    script = hosts.write("train.py", ENDLESS)
-    for pause in (0.5, 1.0, 1.5):
-        process = subprocess.Popen(
-            hosts.command(",".join(NAMES), script.name, MARK), cwd=hosts.work, stderr=subprocess.DEVNULL
-        )
-        time.sleep(pause)  # that very moment is what is tested
-        process.send_signal(signal.SIGINT)
-        since = time.monotonic()
-        assert process.wait(30) == 128 + signal.SIGINT
-        assert seconds_to_end(since) < END_S * SLOWED
+@pytest.mark.parametrize("pause", [0.0, 0.5, 1.0])
+def test_it_is_interrupted_before_the_run(hosts: SshHosts, pause: float) -> None:
+    job = started(hosts, ",".join(NAMES), hosts.write("train.py", ENDLESS).name)
+    wait_until(agents, "its first connection")
+    time.sleep(pause)  # that very moment is what is tested
+    job.process.send_signal(signal.SIGINT)
+    since = time.monotonic()
+    assert job.process.wait(30) == 128 + signal.SIGINT
+    assert seconds_to_end(since) < END_S * SLOWED
 
 
 def test_what_has_left_its_process_group_ends_too(hosts: SshHosts) -> None:
