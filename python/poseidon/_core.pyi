@@ -271,7 +271,7 @@ class Options:
     @property
     def min_workers(self) -> Any:
         """
-        With on_failure=shrink: the least number of workers that go on. Fewer wait for more.
+        With on_failure=shrink: the least number of workers with which a job begins and goes on. Fewer wait for more. Those that come later are taken in, up to the number of workers. With 0 a job begins with all, and goes on with one.
         """
 
     @min_workers.setter

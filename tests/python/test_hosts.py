@@ -113,7 +113,7 @@ def test_each_machine_is_a_replica_of_a_sharded_model(hosts: SshHosts) -> None:
     assert [line.split()[:5] for line in shards] == [["shard", rank, "of", "2", "in"] for rank in "0011"]
     assert (shards[0], shards[2]) == (shards[1], shards[3]), "of two replicas"
     assert refusal(hosts, "a:2,b", script.name, options=options) == (
-        "replicas have equally many ranks, and here they have: a 2, b 1"
+        "replicas must have equally many ranks, and here they have: a 2, b 1"
     )
 
 

@@ -40,7 +40,7 @@ def test_names_of_hosts(text: str, hosts: list[Host]) -> None:
         ("a:0", "host a has 0 workers: it is 1 or more"),
         ("a:", "host a has no number of workers"),
         ("a:two", "host a has two workers"),
-        ("fd00::1", "an IPv6 address stands in brackets: [fd00::1], or [fd00::1]:2"),
+        ("fd00::1", "put an IPv6 address in brackets: [fd00::1], or [fd00::1]:2"),
         ("-oProxyCommand=touch", "'-oProxyCommand=touch' is no host"),
         ("a;reboot", "'a;reboot' is no host"),
         ("-oProxyCommand=touch${IFS}x;@[::1]", "'-oProxyCommand=touch${IFS}x;@[::1]' is no host"),

@@ -30,6 +30,7 @@ TOLD_ELSEWHERE = {
     "a worker joins",  # Recovery goes on
     "{} was not published within {} s",  # the store's caller names the rank
     "{}: {}",
+    "{}, line {}: {}",  # of a file of hosts: what is wrong with the line
     "{}; under way were: {}",  # the first says what to do
 }
 # What a clause of a text of the core begins with if it says what to do, and what says what is allowed.

@@ -76,7 +76,7 @@ def _parse(text: str) -> Host:
         _check(name, text)
         return Host(name, None if count is None else _count(name, count))
     if text.count(":") > 1:
-        raise InvalidArgument(f"an IPv6 address stands in brackets: [{text}], or [{text}]:2")
+        raise InvalidArgument(f"put an IPv6 address in brackets: [{text}], or [{text}]:2")
     name, colon, count = text.partition(":")
     _check(name, text)
     return Host(name, _count(name, count) if colon else None)

@@ -180,10 +180,11 @@ def _counts(plan: Plan, machines: Sequence[Machine]) -> list[int]:
     counts = [machine.worker_count for machine in machines]
     told = ", ".join(f"{machine.name} {count}" for machine, count in zip(machines, counts, strict=True))
     if plan.replicas and len(set(counts)) > 1:
-        raise InvalidArgument(f"replicas have equally many ranks, and here they have: {told}")
+        raise InvalidArgument(f"replicas must have equally many ranks, and here they have: {told}")
     if plan.workers and sum(counts) > plan.workers[1]:
         raise InvalidArgument(
-            f"the hosts have {sum(counts)} workers, and --workers allows {plan.workers[1]}: they have {told}"
+            f"the hosts have {sum(counts)} workers, and --workers allows {plan.workers[1]}: they have {told}; leave some "
+            "out, or allow more"
         )
     return counts
 

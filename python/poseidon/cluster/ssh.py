@@ -38,7 +38,7 @@ def ssh_command(ssh: str, host: str, python: str) -> list[str]:
     try:
         words = shlex.split(ssh)
     except ValueError as error:
-        raise InvalidArgument(f"--ssh {ssh}: {error}") from None
+        raise InvalidArgument(f"--ssh {ssh}: {error}: give the command and its options, as to a shell") from None
     return [*words, *ssh_options(), host, f"exec sh -c {shlex.quote(agent)}"]
 
 
