@@ -183,8 +183,8 @@ def _counts(plan: Plan, machines: Sequence[Machine]) -> list[int]:
         raise InvalidArgument(f"replicas must have equally many ranks, and here they have: {told}")
     if plan.workers and sum(counts) > plan.workers[1]:
         raise InvalidArgument(
-            f"the hosts have {sum(counts)} workers, and --workers allows {plan.workers[1]}: they have {told}; leave some "
-            "out, or allow more"
+            f"the hosts have {sum(counts)} workers, and --workers allows {plan.workers[1]}: they have {told}; leave "
+            "some out, or allow more"
         )
     return counts
 
