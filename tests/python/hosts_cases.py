@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ssh_hosts import SshHosts, missing, ssh_hosts
+from ssh_hosts import RIG, SshHosts, missing, ssh_hosts
 from waiting import happens, wait_until
 
 NEEDS_HOSTS = pytest.mark.skipif(bool(missing()), reason="hosts with an sshd need " + " and ".join(missing()))
-MARK = "mark-of-test-hosts"
+MARK = f"mark-of-test-hosts-{os.getpid()}"
 MANY = "1000000"  # steps
 END_S = 5.0  # in which nothing runs any more
 DETECTED_S = 3.0  # in which a lost host is
@@ -148,10 +148,10 @@ def marked() -> list[int]:
 
 
 def agents() -> list[int]:
-    """Processes of agents."""
+    """Processes of agents on these hosts."""
     own = b"poseidon.cluster.agent"
-    paths = Path("/proc").glob("[0-9]*/cmdline")
-    return [int(path.parent.name) for path in paths if own in read_bytes(path).split(b"\0")]
+    found = [path.parent for path in Path("/proc").glob("[0-9]*/cmdline") if own in read_bytes(path).split(b"\0")]
+    return [int(path.name) for path in found if RIG.encode() in read_bytes(path / "environ").split(b"\0")]
 
 
 def read_bytes(path: Path) -> bytes:

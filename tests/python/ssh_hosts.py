@@ -6,6 +6,7 @@ One more, that is none of them, starts runs on them.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from pathlib import Path
 from poseidon.testbed import Testbed, missing_requirements
 from waiting import wait_until
 
+# In the environment of all that these hosts run: other tests may have hosts of their own at the same time.
+RIG = f"SSH_HOSTS_OF={os.getpid()}"
 NAMES = ("a", "b", "c", "d")
 
 
@@ -117,7 +120,7 @@ def _write_configurations(hosts: SshHosts) -> None:
     (folder / "authorized_keys").write_text((folder / "user_key.pub").read_text())
     (folder / "sshd_config").write_text(
         f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/authorized_keys\nPidFile none\nStrictModes no\n"
-        "UsePAM no\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n"
+        f"UsePAM no\nSetEnv {RIG}\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n"
     )
     lines = [
         f"IdentityFile {folder}/user_key",

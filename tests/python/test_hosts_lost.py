@@ -74,12 +74,14 @@ def test_what_has_left_its_process_group_ends_too(hosts: SshHosts) -> None:
 
 def test_a_killed_command_leaves_no_files(hosts: SshHosts) -> None:
     script = hosts.write("train.py", ENDLESS)
-    folders = set(Path("/tmp").glob("poseidon-run-*"))
     with started(hosts, "a", script.name) as job:
-        assert set(Path("/tmp").glob("poseidon-run-*")) > folders
+        children = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
+        words = [word for pid in children for word in read_bytes(Path(f"/proc/{pid}/cmdline")).decode().split("\0")]
+        folders = [Path(word) for word in words if "/poseidon-run-" in word]
+        assert [folder.is_dir() for folder in folders] == [True]
         job.process.kill()
         job.process.wait()
-        assert happens(lambda: set(Path("/tmp").glob("poseidon-run-*")) <= folders, 10.0)
+        assert happens(lambda: not folders[0].exists(), 10.0)
 
 
 def test_a_lost_host_is_the_failure_of_its_worker(hosts: SshHosts) -> None:
