@@ -25,6 +25,7 @@ from hosts_cases import (
     hosts,
     marked,
     parent_of,
+    read_bytes,
     run,
     seconds_to_end,
     started,
