@@ -19,7 +19,7 @@ _PREFIXES = (
 _NAMES = ("PYTHONPATH", "PYTHONHASHSEED", "PYTHONWARNINGS", "PYTHONFAULTHANDLER", "CUDA_LAUNCH_BLOCKING")
 _OF_NETWORK = ("tls", "timeout", "interfaces")
 # Of another launcher, which says where this process is.
-_NEVER = ("TORCHELASTIC_", "TORCH_NCCL_RANK")
+_NEVER = "TORCHELASTIC_"
 
 
 def forwarded(environment: Mapping[str, str], more: Sequence[str]) -> dict[str, str]:
@@ -57,7 +57,7 @@ def job_variables(options: Mapping[str, object], more: Sequence[str]) -> dict[st
 
 def variables_before(variables: Mapping[str, str]) -> dict[str, str]:
     """Of a job that only looks at the network: how to use it, the secret, and nothing of training."""
-    secret = {name: variables[name] for name in (SECRET_VARIABLE,) if name in variables}
+    secret = {SECRET_VARIABLE: variables[SECRET_VARIABLE]} if SECRET_VARIABLE in variables else {}
     given = {name: resolve_option(name, variables) for name in _OF_NETWORK if is_given(name, variables)}
     texts = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in given.items()}
     return {**to_environment(texts), **secret, **fresh_run()}

@@ -36,7 +36,6 @@ def facts(folder: str, files: Sequence[str], counts_accelerators: bool) -> dict[
         "poseidon": VERSION,
         "python": platform.python_version(),
         "torch": _version_of("torch"),
-        "processor": platform.machine(),
         "machine": machine_identity(),
         "memory": memory_identity(),
         "addresses": _addresses(),

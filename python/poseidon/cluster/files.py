@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from poseidon.cluster.ssh import ssh_options
 from poseidon.errors import InvalidArgument
@@ -99,22 +100,21 @@ def synchronize(ssh: str, hosts: Sequence[str], interrupted: Callable[[], bool])
     names = b"\0".join(_tracked())
     with contextlib.ExitStack() as stack:
         copies = [stack.enter_context(_copy(ssh, host, names)) for host in hosts]
-        while any(copy.poll() is None for copy in copies):
+        while any(copy.poll() is None for copy, _ in copies):
             if interrupted():
                 raise KeyboardInterrupt
             time.sleep(_POLL_S)
-        for host, copy in zip(hosts, copies, strict=True):
-            assert copy.stderr is not None
-            copy.stderr.seek(0)
-            lines = copy.stderr.read().decode(errors="replace").strip().splitlines()
+        for host, (copy, errors) in zip(hosts, copies, strict=True):
+            errors.seek(0)
+            lines = errors.read().decode(errors="replace").strip().splitlines()
             if copy.returncode:
                 why = lines[0] if lines else f"exit status {copy.returncode}"
                 raise InvalidArgument(f"the working directory cannot be copied to host {host}: {why}")
 
 
 @contextlib.contextmanager
-def _copy(ssh: str, host: str, names: bytes) -> Iterator[subprocess.Popen[bytes]]:
-    """One copy under way, which ends with this process and with the context."""
+def _copy(ssh: str, host: str, names: bytes) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """One copy under way, which ends with this process and with the context, and what it says."""
     folder = str(Path.cwd())
     command = [
         *(_PROGRAM, "-az", "--from0", "--files-from=-", "-e", f"{ssh} {shlex.join(ssh_options())}"),
@@ -127,9 +127,8 @@ def _copy(ssh: str, host: str, names: bytes) -> Iterator[subprocess.Popen[bytes]
         process = subprocess.Popen(
             command, stdin=files, stdout=errors, stderr=errors, start_new_session=True, preexec_fn=die_with_parent()
         )
-        process.stderr = errors  # type: ignore[assignment]
         try:
-            yield process
+            yield process, errors
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

@@ -29,7 +29,7 @@ def encoded(kind: str, **fields: Any) -> bytes:
 
 
 _FACTS: dict[str, type | tuple[type, ...]] = {
-    **dict.fromkeys(("poseidon", "python", "torch", "processor", "machine", "memory"), str),
+    **dict.fromkeys(("poseidon", "python", "torch", "machine", "memory"), str),
     **dict.fromkeys(("cores", "accelerators", "free_bytes", "doorbell_port"), int),
     **{"addresses": list, "ports": dict, "digests": dict, "has_folder": bool, "time": (int, float)},
 }
