@@ -119,7 +119,7 @@ def test_a_network_of_flax_with_optax_on_four_workers_equals_one_process() -> No
         assert answer["params"] == found[0]["params"]
 
 
-@pytest.mark.parametrize("option", [{"scheme": "topk"}, {"lossy": "topk"}, {"on_failure": "rejoin"}])
+@pytest.mark.parametrize("option", [{"scheme": "topk"}, {"lossy": "topk"}])
 def test_what_it_cannot_do_is_refused_in_one_sentence(option: dict[str, str]) -> None:
     from poseidon import jax as poseidon_jax
 

@@ -79,7 +79,7 @@ PYTHON_DOORS: Doors = {
     "torch/measure_script": {"model"},
     "torch/backend": {"tensors", "process"},
     "torch/lightning": {"process", "ddp", "optimizer"},
-    "torch/hugging_face": {"ddp", "optimizer"},
+    "torch/hugging_face": {"process", "ddp", "optimizer", "recovery"},
     "jax": {*_FOR_ADAPTERS, "adapter"},
     "tensorflow": {*_FOR_ADAPTERS, "adapter"},
     "models": {"errors"},

@@ -238,6 +238,9 @@ part: process_group with a part of the ranks
 torch_group: dist.init_process_group()
   breaks state_survives: makes a group in which torch cannot replace a worker
   instead: leave dist.init_process_group() out
+fixed_loop: {}
+  needs fixed_ranks: deals the examples of an epoch to the workers with which it began
+  instead: write a loop of your own, with ElasticSampler
 no_undo: undo=False
   needs updates_in_step: keeps no copies from which an update could be undone
   instead: leave undo out

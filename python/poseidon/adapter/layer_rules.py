@@ -82,4 +82,6 @@ class LayerRules:
 
     def settled_scheme(self, layer: _core.Layer, counts: Sequence[int], cluster: _core.Cluster) -> str:
         """What "auto" is for good, if the ranks have these numbers of factors (K)."""
-        return _core.settled_scheme(layer, counts, cluster, self._options)
+        found = _core.settled_scheme(layer, counts, cluster, self._options)
+        # One that a job has shrunk to is still a member of it, in which nothing has a plan of its own.
+        return "ps" if found == "local" else found

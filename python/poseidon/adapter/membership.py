@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from poseidon import _core
@@ -18,7 +19,7 @@ from poseidon.adapter.saved_steps import SavedSteps, Settles
 from poseidon.adapter.shard_group import ShardGroup
 from poseidon.adapter.store import agents_store, default_store, shared_store
 from poseidon.chunk_cache import settle_chunk_bytes
-from poseidon.errors import PoseidonError, PoseidonTimeout
+from poseidon.errors import InvalidArgument, PoseidonError, PoseidonTimeout
 from poseidon.failure_marks import note_membership
 from poseidon.notices import tell_notices
 from poseidon.options import Settings, hint_of_srun, refuse_without_srun
@@ -64,6 +65,8 @@ class Membership:
         self.in_flight: weakref.WeakSet[Settles] = weakref.WeakSet()  # of every model that is trained in the job
         self.servers_save = bool(settings.checkpoint_dir)  # what they keep; of dedicated ones it is known once all met
         self.saved: SavedSteps | None = None  # with checkpoint_dir, but where Recovery keeps steps together
+        self.before_leave: Callable[[], None] | None = None  # a framework lets go of the present client
+        self.value_layers: dict[str, int] = {}  # of the present client (value_layers.py)
         self._arrays = arrays
         self.recovers = settings.world_size > 1 and settings.on_failure != "abort"
         self._store: Any = None  # with `recovers` one for all generations
@@ -119,6 +122,15 @@ class Membership:
         """
         if self.joined is not None:
             self.joined.notify_other(what)
+
+    def check_met(self, caller: str) -> None:
+        """Raises InvalidArgument if `caller`, which takes all ranks, comes before `Recovery`, in which they meet."""
+        if self.recovers and self.client is None:
+            raise InvalidArgument(
+                f"{caller}() before poseidon.Recovery with on_failure={self.settings.on_failure}: a worker that "
+                "replaces another runs this part alone, while the others train; call it in an attempt, or give the "
+                "object to Recovery"
+            )
 
     def meet(self) -> None:
         """Joins the job, or its next generation if this process is part of it. Blocks, up to the timeout."""
@@ -177,8 +189,10 @@ class Membership:
         """Ends the present client, if there is one. Afterwards no operation of it is under way."""
         self._close_watchers()
         if self.client is not None:
+            self._let_go()
             self.client.shutdown()
         self.client = self.control = None
+        self.value_layers = {}
 
     def end(self) -> None:
         """Leaves for good, when nothing is in flight. Frees the port of a store that this process served."""
@@ -191,9 +205,14 @@ class Membership:
                 # Whoever is behind still needs the server of this process.
                 with contextlib.suppress(PoseidonError):
                     self.control.barrier()
+            self._let_go()
             self.client.shutdown(serves_on=True)  # another rank may still save what this one's server keeps
         self._close_watchers()
         self._store = None
+
+    def _let_go(self) -> None:
+        if self.before_leave is not None:
+            self.before_leave()
 
     def _close_watchers(self) -> None:
         watch, self.watch = self.watch, None

@@ -54,12 +54,7 @@ class Process(FailureWatch):
     def collective_control(self, caller: str) -> Control | None:
         """The `Control` of the ranks, or None with one worker. Raises InvalidArgument if they have not met."""
         here = self.joined()
-        if here.recovers and here.control is None:
-            raise InvalidArgument(
-                f"{caller}() before poseidon.Recovery with on_failure={here.settings.on_failure}: a worker that "
-                "replaces another runs this part alone, while the others train; call it in an attempt, or give the "
-                "object to Recovery"
-            )
+        here.check_met(caller)
         return here.control
 
     def barrier(self) -> None:

@@ -133,20 +133,15 @@ class Recovery:
         self._context.in_attempt = True
         try:
             yield
-            if self._versions is not None:
-                self._state.end()
-        except SURVIVABLE as error:
+            self._state.end()
+        except BaseException as error:
+            failure = self._state.failure_of(error)
+            if failure is None:
+                self._fail(error)
+                raise
             if not self._context.recovers:
                 raise
-            failure = error.with_traceback(None)
-        except BaseException as error:
-            # Should the program catch it and go on, what this attempt has changed is put back first.
-            self._own_failure = Aborted(f"an attempt of this rank itself failed: {type(error).__name__}: {error}")
-            if isinstance(error, Exception):
-                self._context.abort(error)
-                if self._shards is not None:
-                    self._shards.abort(error)
-            raise
+            failure = failure.with_traceback(None)
         finally:
             self._context.in_attempt = False
         if self._shards is not None:
@@ -206,6 +201,15 @@ class Recovery:
             self._versions.take(self._step, self._finished, here.rank == 0)
         elif self._step % self._every == 0:
             self._write_snapshot()
+
+    def _fail(self, error: BaseException) -> None:
+        """This rank's attempt has failed by an error of its own."""
+        # Should the program catch it and go on, what this attempt has changed is put back first.
+        self._own_failure = Aborted(f"an attempt of this rank itself failed: {type(error).__name__}: {error}")
+        if isinstance(error, Exception):
+            self._context.abort(error)
+            if self._shards is not None:
+                self._shards.abort(error)
 
     def _someone_joins(self) -> bool:
         """Whether a worker waits to be taken in. It looks once in a while."""

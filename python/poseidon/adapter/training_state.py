@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from poseidon.adapter.arrays import Bytes, StateArrays
+from poseidon.errors import PoseidonError
 
 
 class RandomStreams(Protocol):
@@ -39,7 +40,14 @@ class TrainingState(Protocol):
         """Begins an attempt at this step: notes its first state, clears gradients, and seeds the random streams."""
 
     def end(self) -> None:
-        """Ends the attempt. Raises InvalidArgument if the servers, which count pushes, count other steps."""
+        """Ends the attempt, whose work is done when this returns.
+
+        Raises InvalidArgument if the servers, which count pushes, count other steps. It may raise what `failure_of`
+        knows.
+        """
+
+    def failure_of(self, error: BaseException) -> PoseidonError | None:
+        """The failure of another worker or the network that the framework has told by this error, or None."""
 
     def settle(self) -> None:
         """Waits until all updates are made."""

@@ -13,10 +13,12 @@ from poseidon.errors import PoseidonError
 from poseidon.jax.dense import dense
 from poseidon.jax.gradients import plan, synchronization_stats, value_and_grad
 from poseidon.jax.process import barrier, broadcast, failure, init, rank, shutdown, world_size
+from poseidon.jax.recovery import Recovery
 from poseidon.jax.values import all_reduce
 
 __all__ = [
     "PoseidonError",
+    "Recovery",
     "all_reduce",
     "barrier",
     "broadcast",

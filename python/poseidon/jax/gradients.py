@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -31,14 +30,12 @@ from poseidon.adapter.stats import LayerSynchronization, latest_synchronization
 from poseidon.adapter.step_watch import watch_steps
 from poseidon.errors import InvalidArgument
 from poseidon.jax.dense import Kernel, tracing
-from poseidon.jax.process import context, port
+from poseidon.jax.process import connection, context, port
 from poseidon.jax.turns import call_plugin, take_turn
 from poseidon.options import Settings
 from poseidon.schemes import takes_factors
 
 _DTYPES = ("float32", "float64", "float16", "bfloat16")
-_tables: WeakKeyDictionary[Membership, dict[str, list[SyncedLayer]]] = WeakKeyDictionary()
-_looks: WeakKeyDictionary[Membership, dict[int, NativeLook]] = WeakKeyDictionary()  # by the first layer of a table
 
 
 def value_and_grad(function: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
@@ -51,6 +48,7 @@ def value_and_grad(function: Callable[..., Any], has_aux: bool = False) -> Calla
 
     def local_and_mean(params: Any, *arguments: Any, **keywords: Any) -> Any:
         here = context()
+        here.check_met("value_and_grad")
         if here.client is None:
             return jax.value_and_grad(function, has_aux=has_aux)(params, *arguments, **keywords)
         leaves, form = jax.tree_util.tree_flatten(params)
@@ -82,7 +80,7 @@ def plan() -> PlanTable:
     It is empty with one worker. Raises InvalidArgument before one was traced.
     """
     here = context()
-    return PlanTable() if here.client is None else make_plan_table(_latest_layers(here, "plan()"), here)
+    return PlanTable() if here.client is None else make_plan_table(_latest_layers("plan()"), here)
 
 
 def synchronization_stats() -> list[LayerSynchronization]:
@@ -93,11 +91,11 @@ def synchronization_stats() -> list[LayerSynchronization]:
     here = context()
     if here.client is None:
         return []
-    return latest_synchronization(_latest_layers(here, "synchronization_stats()"), here.client)
+    return latest_synchronization(_latest_layers("synchronization_stats()"), here.client)
 
 
-def _latest_layers(here: Membership, what: str) -> list[SyncedLayer]:
-    tables = list(_tables.get(here, {}).values())
+def _latest_layers(what: str) -> list[SyncedLayer]:
+    tables = list(connection().tables.values())
     if not tables:
         raise InvalidArgument(f"{what} before the first step: call it when value_and_grad has been traced")
     return tables[-1]
@@ -111,7 +109,7 @@ def _layers_of(here: Membership, params: Any, kernels: Sequence[Kernel]) -> list
         for (path, leaf), kernel in zip(jax.tree_util.tree_flatten_with_path(params)[0], kernels, strict=True)
     ]
     description = "\n".join(f"{one.name}: {one.dtype} {one.shape}{' dense' * one.factorable}" for one in layers)
-    tables = _tables.setdefault(here, {})
+    tables = connection().tables
     if description not in tables:
         check_same(here.present_control, description, "model")
         table = LayerTable(layers[::-1])  # as backward finishes them
@@ -156,7 +154,7 @@ def _check_unchanged(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 def _look_of(here: Membership, layers: Sequence[SyncedLayer]) -> NativeLook:
     """What compares the ranks' parameters of these layers. Collective for new layers."""
-    looks = _looks.setdefault(here, {})
+    looks = connection().looks
     if layers[0].layer not in looks:
         looks[layers[0].layer] = NativeLook(here, layers, jnp.dtype, f"jax {jax.__version__}")
     return looks[layers[0].layer]

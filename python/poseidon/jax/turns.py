@@ -21,6 +21,7 @@ from poseidon.errors import PoseidonError
 
 try:
     from jax._src import effects  # jax.extend has no effects yet
+    from jax._src.dispatch import runtime_tokens
 
     _NEEDED = (
         effects.Effect,
@@ -52,6 +53,17 @@ _take_turn = Primitive("poseidon_turn")
 def take_turn(value: Any, port: int) -> Any:
     """The same float32, once everything has run that took a turn before. What takes its turn next waits for it."""
     return _take_turn.bind(value, port=port)
+
+
+def wait_for_turns(port: int) -> None:
+    """Returns when everything has run that took a turn of this port. Raises JaxRuntimeError if some of it failed."""
+    jax.block_until_ready(_compiled(port)(jnp.float32(0)))
+
+
+def forget_turns(port: int) -> None:
+    """The port is closed. Otherwise JAX tells its failure when the process ends, though the job has survived it."""
+    for tokens in (runtime_tokens.current_tokens, runtime_tokens.output_runtime_tokens):
+        tokens.pop(_Turns(port), None)
 
 
 def call_plugin(

@@ -39,6 +39,7 @@ def all_reduce(tree: Any, operation: Operation = "mean") -> Any:
     if operation not in _OPERATIONS:
         raise InvalidArgument(f"all_reduce has no operation {operation!r}: pass one of {', '.join(_OPERATIONS)}")
     here = context()
+    here.check_met("all_reduce")
     leaves, form = jax.tree_util.tree_flatten(tree)
     values = [_array(leaf) for leaf in leaves]
     if here.client is None:

@@ -57,6 +57,7 @@ class GradientExchange:
         InvalidArgument if the values differ elsewhere, or if gradients come and go.
         """
         here = context()
+        here.check_met("DistributedOptimizer.apply_gradients")
         if here.client is None:
             return list(gradients)
         if self._connected is None or self._connected.job != job_number():

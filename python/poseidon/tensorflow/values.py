@@ -37,6 +37,7 @@ def all_reduce(values: Any, operation: Operation = "mean") -> Any:
     if operation not in ("mean", "sum", "min", "max"):
         raise InvalidArgument(f"all_reduce has no operation {operation!r}: pass one of mean, sum, min, max")
     here = context()
+    here.check_met("all_reduce")
     tensors = [tf.convert_to_tensor(one) for one in tf.nest.flatten(values)]
     if any(not one.shape.is_fully_defined() for one in tensors):
         raise InvalidArgument("all_reduce of a tensor whose shape the graph does not know: use tf.ensure_shape before")

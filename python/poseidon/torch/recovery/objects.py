@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-import random
-import sys
 import warnings
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
@@ -14,9 +11,10 @@ import torch
 from torch.optim import Optimizer
 
 from poseidon.adapter.arrays import Bytes
+from poseidon.adapter.random_streams import HostStreams, seed_host_streams, step_seed
 from poseidon.adapter.state_text import encode
 from poseidon.adapter.training_state import TrainingState
-from poseidon.errors import InvalidArgument, Mismatch
+from poseidon.errors import SURVIVABLE, InvalidArgument, Mismatch, PoseidonError
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.elastic import ComparedPosition, ElasticSampler
 from poseidon.torch.model.parameters import SyncedParameter
@@ -55,6 +53,7 @@ class TrainingObjects(TrainingState):
         self._server_updates = [one.server for one in distributed if one.server is not None]
         self.on_servers = bool(self._on_servers)
         self._seed = seed
+        self._recovers = recovers
         self._keeps_copies = recovers and not self.on_servers
         self._copies_all = undo
         self._stepped = False  # some optimizer has, in this attempt
@@ -154,12 +153,16 @@ class TrainingObjects(TrainingState):
 
     def end(self) -> None:
         """The attempt ends: InvalidArgument if the versions of servers, which count pushes, count it otherwise."""
-        for update in self._server_updates:
+        for update in self._server_updates if self._recovers else []:
             if update.backward_count != 1:
                 raise InvalidArgument(
                     f"an attempt made {update.backward_count} synchronizing backward passes with update='server', "
                     "whose checkpoints count them: make one in each attempt, and accumulate under no_sync()"
                 )
+
+    def failure_of(self, error: BaseException) -> PoseidonError | None:
+        """The error, if another worker or the network is its cause."""
+        return error if isinstance(error, SURVIVABLE) else None
 
     def _forget_beginnings(self, step: int) -> None:
         """Those of this step and later ones."""
@@ -426,12 +429,9 @@ def _load_model(model: DistributedDataParallel, state: dict[str, Any], step: int
 
 def seed_streams(seed: int, rank: int, step: int) -> None:
     """Seeds all streams so that a step draws the same numbers whenever, and by whatever process, it is done."""
-    digest = hashlib.blake2b(f"{seed} {rank} {step}".encode(), digest_size=8).digest()
-    number = int.from_bytes(digest, "little") >> 1
+    number = step_seed(seed, rank, step)
     torch.manual_seed(number)
-    random.seed(number)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number % 2**32)
+    seed_host_streams(number)
 
 
 class StreamStates:
@@ -440,14 +440,11 @@ class StreamStates:
     def __init__(self, devices: Collection[torch.device]) -> None:
         self._torch = torch.get_rng_state()
         self._devices = {device: runtime_of(device).get_rng_state(device) for device in devices}
-        self._python = random.getstate()
-        self._numpy: Any = sys.modules["numpy"].random.get_state() if "numpy" in sys.modules else None
+        self._host = HostStreams()
 
     def put_back(self) -> None:
         """The streams go on from there again."""
         torch.set_rng_state(self._torch)
         for device, state in self._devices.items():
             runtime_of(device).set_rng_state(state, device)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
+        self._host.put_back()

@@ -1,9 +1,4 @@
-"""Updates that overlap with communication, for Hugging Face's Accelerate and Trainer.
-
-Both make the DistributedDataParallel themselves. Start the program with `poseidon run --drop-in`, or call
-`poseidon.torch.replace_ddp()`, so that it is Poseidon's class. The functions here put a
-`poseidon.DistributedOptimizer` around the optimizer.
-"""
+"""Updates that overlap with communication, for Accelerate and Trainer."""
 
 from __future__ import annotations
 
@@ -14,11 +9,11 @@ from poseidon.errors import InvalidArgument
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 
-_Callback: Any = object  # where there is Accelerate alone
+TrainerCallback: Any = object  # where there is Accelerate alone
 with suppress(ImportError):
     import transformers
 
-    _Callback = transformers.TrainerCallback
+    TrainerCallback = transformers.TrainerCallback
 
 
 def overlap(optimizer: Any, model: Any, **arguments: Any) -> DistributedOptimizer:
@@ -37,7 +32,7 @@ def overlap(optimizer: Any, model: Any, **arguments: Any) -> DistributedOptimize
     return inside
 
 
-class OverlapCallback(_Callback):  # type: ignore[misc]
+class OverlapCallback(TrainerCallback):  # type: ignore[misc]
     """Makes a Trainer train with a DistributedOptimizer: `trainer.add_callback(OverlapCallback(trainer))`.
 
     `arguments` are DistributedOptimizer's. Trainer clips gradients, and for this it waits for all of them. To overlap

@@ -1,0 +1,85 @@
+"""Accelerate in a job whose workers may be replaced: it sees one process, and Poseidon alone knows of the others.
+
+Accelerate's own exchanges, such as those at the beginning of an epoch, wait for processes that were there at the start.
+A replacement would wait in them alone.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+from poseidon.errors import InvalidArgument
+from poseidon.torch.process.context import context, init
+from poseidon.torch.recovery.recovery import Recovery
+
+_PLACE = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    *(f"{launcher}_{what}" for launcher in ("PMI", "OMPI_COMM_WORLD", "MV2_COMM_WORLD") for what in ("RANK", "SIZE")),
+)
+
+
+def init_alone(**options: Any) -> None:
+    """`poseidon.init(**options)`, after which Accelerate and Trainer see one process with one accelerator.
+
+    Call it before an Accelerator or TrainingArguments is made, and before CUDA is used. It removes the variables that
+    tell a process of the others. On a machine with several GPUs the worker keeps the one of its LOCAL_RANK. Raises
+    InvalidArgument if Accelerate has already made a group of processes, and what `poseidon.init` raises.
+    """
+    accelerate = _accelerate()
+    if accelerate.PartialState._shared_state.get("num_processes", 1) > 1:
+        raise InvalidArgument(
+            "Accelerate has already met the other processes, and cannot meet a replacement: call init_alone() before "
+            "the program makes TrainingArguments or an Accelerator"
+        )
+    init(**options)
+    local_rank = os.environ.get("LOCAL_RANK")
+    if local_rank is not None and torch.cuda.device_count() > 1:
+        if torch.cuda.is_initialized():
+            raise InvalidArgument("init_alone() after CUDA was used: call it first, so that a worker takes its own GPU")
+        os.environ["CUDA_VISIBLE_DEVICES"] = _visible()[int(local_rank)]
+    for name in _PLACE:
+        os.environ.pop(name, None)
+
+
+def recovery_of(accelerator: Any, *objects: Any, **arguments: Any) -> Recovery:
+    """A `poseidon.Recovery` of what `accelerator` has prepared: models, optimizers, schedulers, and its GradScaler.
+
+    Wrap the model in `poseidon.DistributedDataParallel` before it is prepared. `objects` are further ones, such as what
+    `register_for_checkpointing` takes; `arguments` are Recovery's, such as `seed`. Collective, as Recovery is.
+    """
+    if accelerator.num_processes > 1:
+        raise InvalidArgument(
+            "Accelerate has met the other processes, and cannot meet a replacement: call init_alone() of "
+            "poseidon.torch.hugging_face first, in the place of poseidon.init()"
+        )
+    found = [
+        *accelerator._models,
+        *(one.optimizer for one in accelerator._optimizers),
+        *(one.scheduler for one in accelerator._schedulers),
+        *accelerator._custom_objects,
+    ]
+    scaler = [] if accelerator.scaler is None else [accelerator.scaler]
+    return Recovery(*found, *scaler, *objects, **arguments)
+
+
+def number_processes() -> None:
+    """Makes the process of rank 0 the one that writes files and prints, as it is in a job of several processes."""
+    state = _accelerate().PartialState()
+    state.process_index = context().rank
+
+
+def _accelerate() -> Any:
+    try:
+        import accelerate
+    except ImportError:
+        raise InvalidArgument("poseidon.torch.hugging_face needs Accelerate: pip install accelerate") from None
+    return accelerate
+
+
+def _visible() -> list[str]:
+    """The GPUs of this process, by the names that CUDA knows."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",") if given else [str(number) for number in range(torch.cuda.device_count())]

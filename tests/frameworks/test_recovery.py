@@ -1,0 +1,32 @@
+"""Programs of other libraries whose workers are killed: they train what they train undisturbed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from killed_runs import run_killed
+from runs import PROGRAMS, skip_without
+
+KILLS = 6
+
+
+def assert_unmoved_by_kills(tmp_path: Path, program: str, steps: int, *words: str) -> list[Any]:
+    """The answers of a run whose workers were killed, after they have been compared with those of another one."""
+    calm = run_killed(tmp_path / "calm", PROGRAMS / program, str(tmp_path / "calm"), *words)
+    killed = run_killed(
+        tmp_path / "killed", PROGRAMS / program, str(tmp_path / "killed"), *words, steps=steps, kills=KILLS
+    )
+    assert len({one["digest"] for one in (*calm.answers, *killed.answers)}) == 1, killed.printed
+    assert max(one["failures"] for one in killed.answers) >= KILLS // 2, killed.printed
+    kept = [
+        {name: value for name, value in one.items() if name != "failures"} for one in (*calm.answers, *killed.answers)
+    ]
+    assert all(one == kept[0] for one in kept), killed.printed
+    return killed.answers
+
+
+def test_trainer(tmp_path: Path) -> None:
+    skip_without("transformers")
+    found = assert_unmoved_by_kills(tmp_path, "transformers_recovery.py", 54)
+    assert found[0]["steps"] == 54
