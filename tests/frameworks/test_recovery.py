@@ -30,3 +30,9 @@ def test_trainer(tmp_path: Path) -> None:
     skip_without("transformers")
     found = assert_unmoved_by_kills(tmp_path, "transformers_recovery.py", 54)
     assert found[0]["steps"] == 54
+
+
+def test_lightning(tmp_path: Path) -> None:
+    skip_without("lightning")
+    found = assert_unmoved_by_kills(tmp_path, "lightning_recovery.py", 56)
+    assert (found[0]["steps"], found[0]["epochs"]) == (56, 8)

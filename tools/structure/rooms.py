@@ -78,7 +78,7 @@ PYTHON_DOORS: Doors = {
     "torch/drop_in": {"backend", "replace"},
     "torch/measure_script": {"model"},
     "torch/backend": {"tensors", "process"},
-    "torch/lightning": {"process", "ddp", "optimizer"},
+    "torch/lightning": {"process", "ddp", "optimizer", "recovery"},
     "torch/hugging_face": {"process", "ddp", "optimizer", "recovery"},
     "jax": {*_FOR_ADAPTERS, "adapter"},
     "tensorflow": {*_FOR_ADAPTERS, "adapter"},

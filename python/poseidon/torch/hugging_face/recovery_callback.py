@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,11 +16,11 @@ from poseidon.errors import InvalidArgument
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.hugging_face.alone import number_processes
 from poseidon.torch.hugging_face.overlap import TrainerCallback
-from poseidon.torch.hugging_face.shares import RankSampler, SharedLoader
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.process.context import context
 from poseidon.torch.recovery.objects import seed_streams
 from poseidon.torch.recovery.recovery import Recovery
+from poseidon.torch.recovery.shares import RankSampler
 from poseidon.torch.recovery.steps import LoopSteps
 
 _NUMBERS = ("best_metric", "best_global_step", "best_model_checkpoint", "num_input_tokens_seen", "total_flos")
@@ -31,6 +32,7 @@ class _Progress:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self.has_stopped = False  # others have, by an evaluation for example
+        self.is_begun = False  # this process has trained
 
     def _counting(self) -> list[Any]:
         handler = self._trainer.callback_handler
@@ -45,11 +47,42 @@ class _Progress:
         }
 
     def load_state_dict(self, found: dict[str, Any]) -> None:
+        if self.is_begun:  # it counts the steps and evaluations itself that have come since
+            return
         for name, value in found["numbers"].items():
             setattr(self._trainer.state, name, value)
         for one, attributes in zip(self._counting(), found["callbacks"], strict=True):
             vars(one).update(attributes)
         self.has_stopped = found["stopped"]
+
+
+class _Loader:
+    """A loader of a RankSampler. `is_past` says whether the next step has been made: its batches are empty.
+
+    Everything else is the loader's.
+    """
+
+    def __init__(self, loader: Any, sampler: RankSampler, is_past: Callable[[], bool]) -> None:
+        self._loader, self._sampler, self._is_past = loader, sampler, is_past
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the next iteration."""
+        self._sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        past = 0
+        while past < len(self) and self._is_past():
+            past += 1
+            yield {}
+        self._sampler.first_step = past
+        if past < len(self):
+            yield from self._loader
 
 
 class RecoveryCallback(TrainerCallback):
@@ -125,7 +158,7 @@ class RecoveryCallback(TrainerCallback):
             seed=args.seed,
             **self._arguments,
         )
-        self._steps = LoopSteps(self._recovery)
+        self._steps = LoopSteps(self._recovery, self._model)
         self._leave_out_made_updates(trainer.optimizer, scaler)
         self._seed_evaluation()
 
@@ -158,7 +191,7 @@ class RecoveryCallback(TrainerCallback):
                 self._trainer._globalstep_last_logged = self._trainer.state.global_step
         return control
 
-    def _loader(self) -> SharedLoader:
+    def _loader(self) -> _Loader:
         trainer, here = self._trainer, context()
         args = trainer.args
         seed = args.seed if args.data_seed is None else args.data_seed
@@ -166,7 +199,7 @@ class RecoveryCallback(TrainerCallback):
         rank, size = here.data_part
         sampler = RankSampler(order, args.train_batch_size, rank, size, args.dataloader_drop_last)
         trainer._get_train_sampler = lambda *_: sampler
-        return SharedLoader(self._make_loader(), sampler, self._steps_are_made)
+        return _Loader(self._make_loader(), sampler, self._steps_are_made)
 
     def _steps_are_made(self) -> bool:
         return self._steps is not None and self._steps.is_made
@@ -174,6 +207,7 @@ class RecoveryCallback(TrainerCallback):
     def _training_step(self, model: Any, inputs: Any, *counts: Any, **more: Any) -> torch.Tensor:
         assert self._steps is not None
         self._is_past = not inputs and self._steps.is_made
+        self._progress.is_begun = not self._is_past
         if self._is_past:
             return torch.zeros((), device=self._trainer.args.device)
         synchronizes = self._trainer.accelerator.sync_gradients
@@ -194,23 +228,17 @@ class RecoveryCallback(TrainerCallback):
     def _leave_out_made_updates(self, optimizer: Any, scaler: Any) -> None:
         steps = self._steps
         assert steps is not None
-        update, scheduler = optimizer.step, self._trainer.lr_scheduler
+        update = optimizer.step
 
         def step(*arguments: Any, **more: Any) -> Any:
-            if not steps.is_made:
+            if not steps.has_taken:
                 return update(*arguments, **more)
             if scaler is not None:  # Trainer's clipping has begun an update of it
                 scaler._per_optimizer_states.clear()
             return None
 
-        def step_schedule(self: Any, *arguments: Any, **more: Any) -> None:
-            if not steps.is_made:
-                kind.step(self, *arguments, **more)
-
-        kind = type(scheduler)
         optimizer.step = step
-        # Not an attribute, which would be a part of its state.
-        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step_schedule, "__module__": kind.__module__})
+        steps.guard(self._trainer.lr_scheduler)
 
 
 def _check(trainer: Any, world_size: int) -> None:

@@ -10,8 +10,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from torch import nn
+
 from poseidon.errors import SURVIVABLE, PoseidonError
+from poseidon.torch.recovery.objects import StreamStates
 from poseidon.torch.recovery.recovery import Recovery
+from poseidon.torch.tensors.devices import is_accelerator
 
 
 class LoopSteps:
@@ -21,16 +25,43 @@ class LoopSteps:
     than the step under way.
     """
 
-    def __init__(self, recovery: Recovery) -> None:
+    def __init__(self, recovery: Recovery, model: nn.Module) -> None:
         self._recovery = recovery
+        self._devices = {one.device for one in model.parameters() if is_accelerator(one.device)}
         self._step = 0  # to which the loop has come
-        self._passes: list[Callable[[], Any]] = []  # of this step, so far
+        # Of this step, so far. The loop may draw numbers between two passes, so each goes on from where it began.
+        self._passes: list[tuple[Callable[[], Any], StreamStates | None]] = []
         self._attempt: AbstractContextManager[None] | None = None  # that is under way
+        self.has_trained = False  # this process has begun an attempt
+        self.has_taken = self.is_made
+        """Whether the objects have the state with which the next attempt begins, from others.
+
+        Then the loop must make no update, and no step of a scheduler, before it comes to that."""
 
     @property
     def is_made(self) -> bool:
         """Whether this step has been made already: before this process began, or by others while it failed here."""
         return self._step < self._recovery.step
+
+    def begin_at(self, step: int) -> None:
+        """The loop begins at this step, with all that it counts."""
+        self._step = step
+
+    @property
+    def pass_count(self) -> int:
+        """Backward passes of the step under way, so far."""
+        return len(self._passes)
+
+    def guard(self, scheduler: Any) -> None:
+        """Makes the loop's calls of `scheduler.step` do nothing while the state `has_taken` them."""
+        kind = type(scheduler)
+
+        def step(this: Any, *arguments: Any, **more: Any) -> None:
+            if not self.has_taken:
+                kind.step(this, *arguments, **more)
+
+        # A class, because an attribute would be a part of its state.
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
 
     def backward(self, make: Callable[[], Any]) -> Any:
         """Runs `make`, forward and backward of one batch, and returns what it returns. Not if the step `is_made`.
@@ -38,18 +69,20 @@ class LoopSteps:
         After a failure it runs all passes of the step again. If that shows that the step `is_made` it returns None, and
         the loop must not make its update.
         """
-        self._passes.append(make)
-        passes = [make]
+        # The first one goes on from where the attempt begins.
+        self._passes.append((make, StreamStates(self._devices) if self._passes else None))
+        passes = self._passes[-1:]
         while not self.is_made:
             if self._attempt is None:
                 self._begin()
                 passes = self._passes
             try:
-                return [one() for one in passes][-1]
+                return [_run(*one) for one in passes][-1]
             except BaseException as error:
                 self._end(error)
                 if not isinstance(error, SURVIVABLE):
                     raise
+        self.has_taken = True
         return None
 
     def complete(self) -> None:
@@ -67,7 +100,7 @@ class LoopSteps:
     def _begin(self) -> None:
         attempt = self._recovery.attempt()
         attempt.__enter__()
-        self._attempt = attempt
+        self._attempt, self.has_trained, self.has_taken = attempt, True, False
         if self._recovery.step != self._step:
             raise self._went_back()
 
@@ -85,3 +118,9 @@ class LoopSteps:
             f"the workers go on with step {self._recovery.step}, and this loop is at step {self._step} and cannot go "
             "back: end all workers, and start them again"
         )
+
+
+def _run(make: Callable[[], Any], streams: StreamStates | None) -> Any:
+    if streams is not None:
+        streams.put_back()
+    return make()

@@ -1,24 +1,16 @@
-"""Lightning trains with Poseidon: `Trainer(strategy=PoseidonStrategy())`.
-
-from poseidon.torch.lightning import PoseidonStrategy
-
-Works with `lightning` and with `pytorch_lightning`, whichever the program has imported.
-"""
+"""`PoseidonStrategy`: Lightning's DDPStrategy with Poseidon's class."""
 
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from typing import Any
 
 from poseidon.errors import InvalidArgument
 from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.lightning.package import imported_package
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.process.context import init
-
-_PACKAGES = {"lightning": "lightning.pytorch", "pytorch_lightning": "pytorch_lightning"}
 
 
 def strategy_class(package: str) -> type[Any]:
@@ -74,15 +66,4 @@ def strategy_class(package: str) -> type[Any]:
     return PoseidonStrategy
 
 
-def _imported_package() -> str:
-    """The package whose Trainer the program probably uses."""
-    loaded = [package for name, package in _PACKAGES.items() if package in sys.modules]
-    if loaded:
-        return loaded[0]
-    installed = [package for name, package in _PACKAGES.items() if find_spec(name) is not None]
-    if not installed:
-        raise InvalidArgument("poseidon.torch.lightning needs Lightning: pip install lightning")
-    return installed[0]
-
-
-PoseidonStrategy = strategy_class(_imported_package())
+PoseidonStrategy = strategy_class(imported_package())

@@ -1,4 +1,4 @@
-"""The batches that one of several workers takes of a Trainer that believes to be alone.
+"""The batches that one of several workers takes of a loop that believes to be alone.
 
 An epoch is a permutation of the examples, from a seed. Each step takes the next `batch_size` of every worker. So what a
 worker takes is a function of epoch and step, and a replacement begins anywhere without loading what is past.
@@ -6,8 +6,7 @@ worker takes is a function of epoch and step, and a replacement begins anywhere 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from torch.utils.data import Sampler
 
@@ -26,8 +25,12 @@ class RankSampler(Sampler[int]):
         self._order, self._batch_size, self._rank, self._world_size = order, batch_size, rank, world_size
         whole, rest = divmod(order.example_count, batch_size * world_size)
         self._steps = whole + (rest > 0 and not drop_last)
-        self.epoch = 0
+        self._epoch = 0
         self.first_step = 0  # of those that the next iteration gives
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the next iteration."""
+        self._epoch = epoch
 
     def __len__(self) -> int:
         return self._steps * self._batch_size
@@ -36,36 +39,7 @@ class RankSampler(Sampler[int]):
         count, size = self._order.example_count, self._batch_size
         for step in range(self.first_step, self._steps):
             begin = (step * self._world_size + self._rank) * size
-            seed_streams(self._order.seed, self._rank, self.epoch * self._steps + step)
+            seed_streams(self._order.seed, self._rank, self._epoch * self._steps + step)
             for position in range(begin, begin + size):
                 at = position % count
-                yield int(self._order.examples(self.epoch, at, at + 1)[0])
-
-
-class SharedLoader:
-    """A loader of such a sampler. `is_past` says whether the next step has been made: its batches are empty.
-
-    Everything else is the loader's.
-    """
-
-    def __init__(self, loader: Any, sampler: RankSampler, is_past: Callable[[], bool]) -> None:
-        self._loader, self._sampler, self._is_past = loader, sampler, is_past
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def set_epoch(self, epoch: int) -> None:
-        """The epoch of the next iteration."""
-        self._sampler.epoch = epoch
-
-    def __iter__(self) -> Iterator[Any]:
-        past = 0
-        while past < len(self) and self._is_past():
-            past += 1
-            yield {}
-        self._sampler.first_step = past
-        if past < len(self):
-            yield from self._loader
+                yield int(self._order.examples(self._epoch, at, at + 1)[0])
