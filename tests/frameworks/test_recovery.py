@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from killed_runs import run_killed
 from runs import PROGRAMS, skip_without
 
@@ -36,3 +38,9 @@ def test_lightning(tmp_path: Path) -> None:
     skip_without("lightning")
     found = assert_unmoved_by_kills(tmp_path, "lightning_recovery.py", 56)
     assert (found[0]["steps"], found[0]["epochs"]) == (56, 8)
+
+
+def test_accelerate(tmp_path: Path) -> None:
+    skip_without("accelerate")
+    found = assert_unmoved_by_kills(tmp_path, "accelerate_recovery.py", 60)
+    assert found[0]["lr"] == pytest.approx([0.01 * 0.99**60])

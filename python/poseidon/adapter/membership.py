@@ -65,6 +65,7 @@ class Membership:
         self.in_flight: weakref.WeakSet[Settles] = weakref.WeakSet()  # of every model that is trained in the job
         self.servers_save = bool(settings.checkpoint_dir)  # what they keep; of dedicated ones it is known once all met
         self.saved: SavedSteps | None = None  # with checkpoint_dir, but where Recovery keeps steps together
+        self.meets_in = "Recovery"  # where the workers meet with `recovers`, as programs call it
         self.before_leave: Callable[[], None] | None = None  # a framework lets go of the present client
         self.value_layers: dict[str, int] = {}  # of the present client (value_layers.py)
         self._arrays = arrays
@@ -127,9 +128,9 @@ class Membership:
         """Raises InvalidArgument if `caller`, which takes all ranks, comes before `Recovery`, in which they meet."""
         if self.recovers and self.client is None:
             raise InvalidArgument(
-                f"{caller}() before poseidon.Recovery with on_failure={self.settings.on_failure}: a worker that "
+                f"{caller}() before poseidon.{self.meets_in} with on_failure={self.settings.on_failure}: a worker that "
                 "replaces another runs this part alone, while the others train; call it in an attempt, or give the "
-                "object to Recovery"
+                f"object to {self.meets_in}"
             )
 
     def meet(self) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
 
 from poseidon.tensorflow.context import context
 from poseidon.tensorflow.steps import EPOCH, FIT
+
+_watches: WeakKeyDictionary[Any, FitWatch] = WeakKeyDictionary()  # by the model
 
 
 class MetricAverage(keras.callbacks.Callback):
@@ -27,21 +31,43 @@ class MetricAverage(keras.callbacks.Callback):
 
 class FitWatch(MetricAverage):
     """What `fit` of a model with a DistributedOptimizer does besides: a rank that ends an epoch while another one makes
-    a further step ends the job with an error that says so."""
+    a further step ends the job with an error that says so.
+
+    `fit` has the list of callbacks. Attributes:
+        attempts: what takes the place of a call that all ranks make at the end of an epoch, and makes it again if a
+            worker is lost meanwhile; it may change the logs by itself.
+    """
+
+    def __init__(self, callbacks: Any) -> None:
+        super().__init__()
+        self.callbacks = callbacks
+        self.attempts: Callable[[Callable[[], None], dict[str, Any] | None], None] | None = None
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        steps = self._steps()
-        if steps is not None:
-            steps.end(EPOCH, int(self.model.optimizer.iterations))
-            super().on_epoch_end(epoch, logs)
+        if self.attempts is not None:
+            self.attempts(lambda: self._end_epoch(epoch, logs), logs)
+        else:
+            self._end_epoch(epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         steps = self._steps()
-        if steps is not None:
+        if steps is not None and self.attempts is None:
             steps.end(FIT, int(self.model.optimizer.iterations))
+
+    def _end_epoch(self, epoch: int, logs: dict[str, Any] | None) -> None:
+        steps = self._steps()
+        if steps is not None:
+            steps.end(EPOCH, int(self.model.optimizer.iterations))
+        if steps is not None or self.attempts is not None:
+            super().on_epoch_end(epoch, logs)
 
     def _steps(self) -> Any:
         return self.model.optimizer._poseidon_exchange.steps
+
+
+def watch_of(model: Any) -> FitWatch | None:
+    """That of the latest `fit` of this model, if it has a DistributedOptimizer."""
+    return _watches.get(model)
 
 
 def watch_fits() -> None:
@@ -57,7 +83,8 @@ def watch_fits() -> None:
         model = rest[0] if rest else more.get("model")
         # Of fit, evaluate and predict, only fit asks for a history.
         if add_history and hasattr(getattr(model, "optimizer", None), "_poseidon_exchange"):
-            callbacks = [FitWatch(), *(keras.tree.flatten(callbacks) if callbacks else [])]
+            _watches[model] = watch = FitWatch(self)
+            callbacks = [watch, *(keras.tree.flatten(callbacks) if callbacks else [])]
         inner(self, callbacks, add_history, add_progbar, *rest, **more)
 
     begin.watches_fits = True  # type: ignore[attr-defined]

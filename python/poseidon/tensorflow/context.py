@@ -10,23 +10,29 @@ import numpy as np
 import tensorflow as tf
 
 from poseidon.adapter.agreement import broadcast_alike
-from poseidon.adapter.arrays import Arrays, Bytes
+from poseidon.adapter.arrays import Bytes
 from poseidon.adapter.membership import Membership
+from poseidon.adapter.numpy_arrays import NumpyArrays
 from poseidon.adapter.process import Process
 from poseidon.options import World
 from poseidon.tensorflow.plugin import release_client
 
 
-class VariableArrays(Arrays):
-    """Variables of Keras and TensorFlow, as bytes for other ranks. Call it eagerly, not while a graph is made."""
+class VariableArrays(NumpyArrays):
+    """Variables of Keras and TensorFlow, as bytes for other ranks, and what a state has of them: NumPy's arrays.
+
+    Call it eagerly, not while a graph is made."""
 
     def size_bytes(self, array: Any) -> int:
         return math.prod(array.shape) * tf.as_dtype(array.dtype).size
 
     def bytes_of(self, array: Any) -> Bytes:
-        return np.ascontiguousarray(array.numpy()).reshape(-1).view(np.uint8)
+        return super().bytes_of(array if isinstance(array, np.ndarray) else array.numpy())
 
     def overwrite(self, array: Any, data: Bytes) -> None:
+        if isinstance(array, np.ndarray):
+            super().overwrite(array, data)
+            return
         array.assign(data.view(tf.as_dtype(array.dtype).as_numpy_dtype).reshape(array.shape))
 
 
@@ -41,6 +47,12 @@ class _TensorFlowProcess(Process):
     def join(self, place: World | None, options: Mapping[str, Any]) -> None:
         self.job_number += 1
         super().join(place, options)
+        here = self.joined()
+        here.before_leave, here.meets_in = release_client, "RecoveryCallback"
+
+    def connect(self) -> None:
+        """The job has another client: graphs that are made from now on are for that."""
+        self.job_number += 1
 
     def end(self) -> None:
         """Leaves the job. Optimizers, which outlive it, do not keep its client."""
@@ -69,8 +81,13 @@ def context() -> Membership:
 
 
 def job_number() -> int:
-    """A number that no earlier job of this process has had."""
+    """A number that no earlier job of this process has had, and no earlier generation of one."""
     return _process.job_number
+
+
+def connect() -> None:
+    """Graphs that are made from now on are for the job's next generation."""
+    _process.connect()
 
 
 def rank() -> int:

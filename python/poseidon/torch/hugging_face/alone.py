@@ -7,6 +7,7 @@ A replacement would wait in them alone.
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -62,7 +63,21 @@ def recovery_of(accelerator: Any, *objects: Any, **arguments: Any) -> Recovery:
         *accelerator._custom_objects,
     ]
     scaler = [] if accelerator.scaler is None else [accelerator.scaler]
-    return Recovery(*found, *scaler, *objects, **arguments)
+    accelerator.no_sync = lambda model: getattr(model, "no_sync", nullcontext)()  # it would exchange in every pass
+    return Recovery(*found, *scaler, _Passes(accelerator), *objects, **arguments)
+
+
+class _Passes:
+    """How many backward passes Accelerate has counted, by which it knows the last one of a step."""
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"passes": self._accelerator.step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._accelerator.step = state["passes"]
 
 
 def number_processes() -> None:

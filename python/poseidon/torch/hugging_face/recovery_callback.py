@@ -6,22 +6,23 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset
 
 from poseidon.adapter.elastic_order import ElasticOrder
+from poseidon.adapter.loop_steps import LoopSteps
 from poseidon.errors import InvalidArgument
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.hugging_face.alone import number_processes
 from poseidon.torch.hugging_face.overlap import TrainerCallback
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.process.context import context
-from poseidon.torch.recovery.objects import seed_streams
+from poseidon.torch.recovery.objects import seed_streams, streams_of
 from poseidon.torch.recovery.recovery import Recovery
 from poseidon.torch.recovery.shares import RankSampler
-from poseidon.torch.recovery.steps import LoopSteps
 
 _NUMBERS = ("best_metric", "best_global_step", "best_model_checkpoint", "num_input_tokens_seen", "total_flos")
 
@@ -158,7 +159,7 @@ class RecoveryCallback(TrainerCallback):
             seed=args.seed,
             **self._arguments,
         )
-        self._steps = LoopSteps(self._recovery, self._model)
+        self._steps = LoopSteps(self._recovery, partial(streams_of, self._model))
         self._leave_out_made_updates(trainer.optimizer, scaler)
         self._seed_evaluation()
 

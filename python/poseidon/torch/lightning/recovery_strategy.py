@@ -6,20 +6,21 @@ import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
 
 from poseidon.adapter.elastic_order import ElasticOrder
+from poseidon.adapter.loop_steps import LoopSteps
 from poseidon.errors import InvalidArgument, ShutDown
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.lightning.package import imported_package
 from poseidon.torch.process.context import context, init
-from poseidon.torch.recovery.objects import seed_streams
+from poseidon.torch.recovery.objects import seed_streams, streams_of
 from poseidon.torch.recovery.recovery import Recovery
 from poseidon.torch.recovery.shares import RankSampler
-from poseidon.torch.recovery.steps import LoopSteps
 
 
 class _Progress:
@@ -176,7 +177,7 @@ def recovery_strategy_class(package: str) -> type[Any]:
                 seed=self._seed,
                 **self._recovery_arguments,
             )
-            self._steps = LoopSteps(self.recovery, self.model)
+            self._steps = LoopSteps(self.recovery, partial(streams_of, self.model))
             self._steps.begin_at(self.recovery.step)
             assert self._progress is not None
             self._progress.steps = self._steps

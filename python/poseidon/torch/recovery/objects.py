@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from poseidon.adapter.arrays import Bytes
@@ -425,6 +426,11 @@ def _load_model(model: DistributedDataParallel, state: dict[str, Any], step: int
         entry.take_dense_history(history)
     if model.synchronizer is not None:
         model.synchronizer.layers.choices.take_log(state["choices"])
+
+
+def streams_of(model: nn.Module) -> StreamStates:
+    """The present states of the streams from which this model draws."""
+    return StreamStates({one.device for one in model.parameters() if is_accelerator(one.device)})
 
 
 def seed_streams(seed: int, rank: int, step: int) -> None:

@@ -10,27 +10,24 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from torch import nn
-
-from poseidon.errors import SURVIVABLE, PoseidonError
-from poseidon.torch.recovery.objects import StreamStates
-from poseidon.torch.recovery.recovery import Recovery
-from poseidon.torch.tensors.devices import is_accelerator
+from poseidon.adapter.recovery import Recovery
+from poseidon.adapter.training_state import RandomStreams
+from poseidon.errors import PoseidonError
 
 
 class LoopSteps:
     """The steps of a loop that makes an update after one or more backward passes. Use it from the thread that trains.
 
-    The loop has come to step 0. `recovery` has optimizers that make their updates at once, so no rank goes back by more
-    than the step under way.
+    The loop has come to step 0. Updates are over with their step, so no rank goes back by more than the step under way.
+    `streams` gives the present states of the random streams.
     """
 
-    def __init__(self, recovery: Recovery, model: nn.Module) -> None:
+    def __init__(self, recovery: Recovery, streams: Callable[[], RandomStreams]) -> None:
         self._recovery = recovery
-        self._devices = {one.device for one in model.parameters() if is_accelerator(one.device)}
+        self._streams = streams
         self._step = 0  # to which the loop has come
         # Of this step, so far. The loop may draw numbers between two passes, so each goes on from where it began.
-        self._passes: list[tuple[Callable[[], Any], StreamStates | None]] = []
+        self._passes: list[tuple[Callable[[], Any], RandomStreams | None]] = []
         self._attempt: AbstractContextManager[None] | None = None  # that is under way
         self.has_trained = False  # this process has begun an attempt
         self.has_taken = self.is_made
@@ -70,7 +67,7 @@ class LoopSteps:
         the loop must not make its update.
         """
         # The first one goes on from where the attempt begins.
-        self._passes.append((make, StreamStates(self._devices) if self._passes else None))
+        self._passes.append((make, self._streams() if self._passes else None))
         passes = self._passes[-1:]
         while not self.is_made:
             if self._attempt is None:
@@ -79,9 +76,7 @@ class LoopSteps:
             try:
                 return [_run(*one) for one in passes][-1]
             except BaseException as error:
-                self._end(error)
-                if not isinstance(error, SURVIVABLE):
-                    raise
+                self._end(error)  # which raises it again if it is this rank's own
         self.has_taken = True
         return None
 
@@ -109,7 +104,9 @@ class LoopSteps:
         attempt, self._attempt = self._attempt, None
         if attempt is None:
             raise PoseidonError("a step ended without a backward pass, and other workers wait for its gradients")
-        attempt.__exit__(*((None, None, None) if error is None else (type(error), error, error.__traceback__)))
+        about = (None, None, None) if error is None else (type(error), error, error.__traceback__)
+        if not attempt.__exit__(*about) and error is not None:
+            raise error
         if self._recovery.step < self._step:
             raise self._went_back()
 
@@ -120,7 +117,7 @@ class LoopSteps:
         )
 
 
-def _run(make: Callable[[], Any], streams: StreamStates | None) -> Any:
+def _run(make: Callable[[], Any], streams: RandomStreams | None) -> Any:
     if streams is not None:
         streams.put_back()
     return make()

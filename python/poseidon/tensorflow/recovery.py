@@ -1,0 +1,242 @@
+"""`RecoveryCallback`: `fit` of Keras goes on when a worker is lost, with the bits of one in which none was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from poseidon.adapter.compiled_state import CompiledState
+from poseidon.adapter.loop_steps import LoopSteps
+from poseidon.adapter.membership import Membership
+from poseidon.adapter.random_streams import HostStreams, step_seed
+from poseidon.adapter.recovery import Recovery
+from poseidon.errors import SURVIVABLE, InvalidArgument, PoseidonError
+from poseidon.tensorflow.callbacks import watch_of
+from poseidon.tensorflow.context import connect, context
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class FitState(CompiledState):
+    """A model that `fit` trains: its variables, those of its optimizer, and how far `fit` has come.
+
+    `others`: the callbacks that remember something. The layers' seed generators are set in each attempt.
+    """
+
+    def __init__(self, model: Any, others: Iterable[Any], seed: int, here: Membership) -> None:
+        super().__init__(seed, here.recovers)
+        self._here, self._model, self._others = here, model, list(others)
+        self._number = seed
+        self.epoch, self.batch = 0, 0  # of the step that comes
+        self.logs: dict[str, float] = {}  # of the latest epoch
+        self.has_stopped = False
+        self.steps: LoopSteps | None = None
+        self.generation = 0  # of the graphs, which are those of one membership
+        self._remembered: list[dict[str, Any]] | None = None  # by another process's callbacks
+
+    def _variables(self) -> list[Any]:
+        return [*self._model.variables, *self._model.optimizer.variables]
+
+    def describe(self) -> str:
+        """The variables, and the seed."""
+        lines = [f"{one.path} {one.dtype} {tuple(one.shape)}" for one in self._variables()]
+        return "\n".join([*lines, f"seed {self._number}"])
+
+    def begin(self, step: int, rank: int) -> None:
+        super().begin(step, rank)
+        generators = [one for one in self._model.variables if one.name == "seed_generator_state"]
+        for index, generator in enumerate(generators):
+            number = step_seed(step_seed(self._number, rank, step), index, 0)
+            generator.assign(np.array([number & 0xFFFFFFFF, 0], np.uint32))
+
+    def end(self) -> None:
+        """A step's results are there when `fit` has its logs."""
+
+    def failure_of(self, error: BaseException) -> PoseidonError | None:
+        if isinstance(error, SURVIVABLE):
+            return error
+        client = self._here.client
+        # TensorFlow raises an error of its own, and the client knows why.
+        if isinstance(error, tf.errors.OpError) and client is not None:
+            return client.failure if isinstance(client.failure, SURVIVABLE) else None
+        return None
+
+    def connect_models(self) -> None:
+        connect()
+        self.generation += 1
+
+    def values(self) -> list[Any]:
+        return [np.array(one.numpy()) for one in self._variables()]
+
+    def take_values(self, values: Sequence[Any]) -> None:
+        for one, value in zip(self._variables(), values, strict=True):
+            one.assign(value)
+
+    def kept_values(self) -> tuple[list[Any], list[tuple[Any, Any]]]:
+        """The values, and the metrics of this rank, which a step makes in its first attempt."""
+        return self.values(), [(one, np.array(one.numpy())) for one in self._model.metrics_variables]
+
+    def put_back(self, kept: Any) -> None:
+        values, metrics = kept
+        self.take_values(values)
+        self._model.reset_metrics()
+        for one, value in metrics:
+            one.assign(value)
+
+    def collect(self, step: int, whole: bool = True) -> dict[str, Any]:
+        """The values, and the rest as plain data."""
+        progress = {"epoch": self.epoch, "batch": self.batch, "logs": self.logs, "stopped": self.has_stopped}
+        return {**super().collect(step), "fit": progress, "callbacks": [_remembered(one) for one in self._others]}
+
+    def load(self, state: dict[str, Any], step: int, whole: bool = True) -> None:
+        super().load(state, step)
+        self.logs = state["fit"]["logs"]
+        if self.steps is None or not self.steps.has_trained:  # otherwise it counts by itself
+            self.epoch, self.batch = state["fit"]["epoch"], state["fit"]["batch"]
+            self.has_stopped = state["fit"]["stopped"]
+            self._remembered = state["callbacks"]
+
+    def remind_callbacks(self) -> None:
+        """Gives the callbacks what those of another process remember. They have begun to train before."""
+        for one, found in zip(self._others, self._remembered or [], strict=False):
+            vars(one).update(found)
+        self._remembered = None
+
+
+class RecoveryCallback(keras.callbacks.Callback):
+    """Makes `fit` go on when a worker is lost: `model.fit(..., callbacks=[poseidon.RecoveryCallback(seed=0)])`.
+
+    The model is compiled with a DistributedOptimizer, and trains with on_failure=rejoin. A step that fails is made
+    again with the same batch, and so is what the workers do together at the end of an epoch. A replacement gets the
+    variables of model and optimizer, and what the other callbacks count. It passes over the batches that were trained in
+    its first epoch, and its metrics of that epoch are of the rest. So which batch a worker trains on must follow from its rank, the epoch and the batch's
+    number alone: a PyDataset, a dataset without a random order, or arrays with shuffle=False.
+
+    The layers' random numbers are drawn from `seed`, rank and step. Rank 0 writes snapshots to `directory` every
+    `every` steps, and keeps `keep`; an end of an epoch counts as a step. `fit` may be called once. Raises
+    InvalidArgument where a replacement would not do what the others do.
+    """
+
+    def __init__(
+        self, *, seed: int = 0, directory: str | os.PathLike[str] | None = None, every: int = 100, keep: int = 2
+    ) -> None:
+        super().__init__()
+        self._seed = seed
+        self._arguments: dict[str, Any] = {"directory": directory, "every": every, "keep": keep}
+        self._left_out = 0  # batches that are still to be passed over
+        self._hushed: list[Any] | None = None  # all callbacks, while these are passed over
+        self.recovery: Recovery | None = None
+        """The Recovery, once `fit` has begun."""
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Meets the other workers, with the model as it is at the start."""
+        here = context()
+        here.features.add("fixed_loop", type(self).__name__)
+        watch = watch_of(self.model)
+        if watch is None:
+            raise InvalidArgument(
+                "RecoveryCallback needs a model that is compiled with poseidon.DistributedOptimizer, which shares its "
+                "gradients"
+            )
+        if self.recovery is not None and here.recovers:
+            raise InvalidArgument("fit was called again, where a replacement would begin with the first call")
+        if not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
+        self._list = watch.callbacks
+        others = [one for one in watch.callbacks.callbacks if one not in (self, watch)]
+        self._state = state = FitState(self.model, others, self._seed, here)
+        self.recovery = Recovery(state, here, **self._arguments)
+        state.steps = self._steps = LoopSteps(self.recovery, HostStreams)
+        self._steps.begin_at(self.recovery.step)
+        watch.attempts = self._end_epoch
+        self._train, self._generation = self.model.train_function, 0
+        self.model.train_function = self._train_batches
+        self._left_out = state.batch
+        if state.epoch or state.has_stopped:
+            self.model._initial_epoch = self.params["epochs"] if state.has_stopped else state.epoch
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Tells the callbacks, which have begun to train, what others remember. Some batches may be past."""
+        self._state.epoch = epoch
+        self._state.remind_callbacks()
+        if self._left_out:
+            self._hushed, self._list.callbacks = self._list.callbacks, [self]
+        else:
+            self._state.batch = 0
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """The last batch that is passed over is the last of which the other callbacks do not hear."""
+        if self._hushed is not None and not self._left_out:
+            self._list.callbacks, self._hushed = self._hushed, None
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Waits for the other workers."""
+        self._state.has_stopped = True
+        self._steps.finish()
+        self.model._initial_epoch = None
+        self.model.make_train_function(force=True)
+
+    def _train_batches(self, iterator: Any) -> Any:
+        """What `fit` calls in the place of the model's own function."""
+        batches = list(islice(iterator, self.model.steps_per_execution))
+        if not batches:
+            raise StopIteration
+        if self._left_out:
+            self._left_out -= 1
+            return self.model.get_metrics_result()
+        logs = self._attempt(lambda: self._function()(batches))
+        self._state.batch += 1
+        return self.model.get_metrics_result() if logs is None else logs
+
+    def _attempt(self, make: Callable[[], Any]) -> Any:
+        """Makes a step. None if others have made it, and the variables have its results."""
+        result = self._steps.backward(make)
+        self._steps.complete()
+        return result
+
+    def _function(self) -> Any:
+        """The model's function, in graphs for the present membership."""
+        if self._generation != self._state.generation:
+            self._generation = self._state.generation
+            self.model.make_train_function(force=True)
+            self._train, self.model.train_function = self.model.train_function, self._train_batches
+        return self._train
+
+    def _end_epoch(self, end: Callable[[], None], logs: dict[str, Any] | None) -> None:
+        """Runs what all workers do together at the end of an epoch, and gives this one its results."""
+
+        def make() -> bool:
+            end()
+            self._state.logs = {} if logs is None else {name: float(value) for name, value in logs.items()}
+            return True
+
+        if self._attempt(make) is None and logs is not None:
+            logs.update(self._state.logs)
+        self._state.epoch, self._state.batch = self._state.epoch + 1, 0
+
+
+def _remembered(callback: Any) -> dict[str, Any]:
+    """What a callback counts: its numbers, texts and arrays."""
+    return {
+        name: _plain(value)
+        for name, value in vars(callback).items()
+        if not name.startswith("_") and name not in ("params", "model", "history") and _is_plain(value)
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_plain(one) for one in value)
+    return isinstance(value, (*_PLAIN, np.generic, np.ndarray))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(one) for one in value)
+    return value.item() if isinstance(value, np.generic) else value
