@@ -62,6 +62,7 @@ def main() -> None:
         validation_data=Numbers(99),
         callbacks=[plateau, recovery, stopping, noting],
         verbose=0,
+        shuffle=False,
     )
     values = [one.numpy() for one in (*model.trainable_variables, *model.optimizer.variables)]
     assert recovery.recovery is not None

@@ -30,6 +30,7 @@ class CompiledState(TrainingState, abc.ABC):
         self._seed, self._recovers = seed, recovers
         self._beginning: tuple[int, Any, HostStreams] | None = None  # the step, its values, and the streams there
         self._streams_left: HostStreams | None = None  # where a failed attempt has left them
+        self._taken: Sequence[Any] | None = None  # values of others, with which the next attempt begins
 
     @abc.abstractmethod
     def values(self) -> list[Any]:
@@ -58,6 +59,10 @@ class CompiledState(TrainingState, abc.ABC):
 
     def begin(self, step: int, rank: int) -> None:
         """Keeps what the attempt begins with, and seeds the streams."""
+        # What a loop has changed since then by itself, such as a learning rate, they have already.
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            self.take_values(taken)
         if self._recovers:
             self._beginning = (step, self.kept_values(), HostStreams())
         if self._seed is not None:
@@ -111,7 +116,7 @@ class CompiledState(TrainingState, abc.ABC):
                 "these are old snapshots"
             )
         self.take_values(state["values"])
-        self._beginning = None
+        self._beginning, self._taken = None, state["values"]
         if self._streams_left is not None:  # the failed attempt is not made again here: another rank has completed it
             self._streams_left.put_back()
 

@@ -51,7 +51,7 @@ class TreeState(CompiledState):
             raise Mismatch(
                 f"recovery.state had {before!r} and is to have {now!r}: keep its form, for workers that join"
             )
-        self._tree, self.was_set = tree, True
+        self._tree, self._taken, self.was_set = tree, None, True
 
     def describe(self) -> str:
         """The arrays, and the seed."""

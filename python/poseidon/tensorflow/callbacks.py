@@ -36,15 +36,23 @@ class FitWatch(MetricAverage):
     `fit` has the list of callbacks. Attributes:
         attempts: what takes the place of a call that all ranks make at the end of an epoch, and makes it again if a
             worker is lost meanwhile; it may change the logs by itself.
+        before_step: called before any other callback hears of a batch that begins, or of the end of an epoch.
     """
 
     def __init__(self, callbacks: Any) -> None:
         super().__init__()
         self.callbacks = callbacks
         self.attempts: Callable[[Callable[[], None], dict[str, Any] | None], None] | None = None
+        self.before_step: Callable[[], None] | None = None
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if self.before_step is not None:
+            self.before_step()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self.attempts is not None:
+            if self.before_step is not None:
+                self.before_step()
             self.attempts(lambda: self._end_epoch(epoch, logs), logs)
         else:
             self._end_epoch(epoch, logs)

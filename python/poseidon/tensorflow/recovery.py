@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -38,7 +38,8 @@ class FitState(CompiledState):
         self.has_stopped = False
         self.steps: LoopSteps | None = None
         self.generation = 0  # of the graphs, which are those of one membership
-        self._remembered: list[dict[str, Any]] | None = None  # by another process's callbacks
+        self._remembered: list[dict[str, Any]] = []  # by the callbacks, when they have heard of all before this step
+        self._is_of_others = False
 
     def _variables(self) -> list[Any]:
         return [*self._model.variables, *self._model.optimizer.variables]
@@ -92,7 +93,7 @@ class FitState(CompiledState):
     def collect(self, step: int, whole: bool = True) -> dict[str, Any]:
         """The values, and the rest as plain data."""
         progress = {"epoch": self.epoch, "batch": self.batch, "logs": self.logs, "stopped": self.has_stopped}
-        return {**super().collect(step), "fit": progress, "callbacks": [_remembered(one) for one in self._others]}
+        return {**super().collect(step), "fit": progress, "callbacks": self._remembered}
 
     def load(self, state: dict[str, Any], step: int, whole: bool = True) -> None:
         super().load(state, step)
@@ -101,12 +102,16 @@ class FitState(CompiledState):
             self.epoch, self.batch = state["fit"]["epoch"], state["fit"]["batch"]
             self.has_stopped = state["fit"]["stopped"]
             self._remembered = state["callbacks"]
+            self._is_of_others = bool(self._remembered)  # nobody has begun a step yet otherwise
 
-    def remind_callbacks(self) -> None:
-        """Gives the callbacks what those of another process remember. They have begun to train before."""
-        for one, found in zip(self._others, self._remembered or [], strict=False):
-            vars(one).update(found)
-        self._remembered = None
+    def before_step(self) -> None:
+        """Notes what the callbacks remember before they hear of a step, or gives them what others remember there."""
+        if self._is_of_others:
+            self._is_of_others = False
+            for one, found in zip(self._others, self._remembered, strict=True):
+                _remind(one, found)
+        else:
+            self._remembered = [_remembered(one) for one in self._others]
 
 
 class RecoveryCallback(keras.callbacks.Callback):
@@ -114,9 +119,10 @@ class RecoveryCallback(keras.callbacks.Callback):
 
     The model is compiled with a DistributedOptimizer, and trains with on_failure=rejoin. A step that fails is made
     again with the same batch, and so is what the workers do together at the end of an epoch. A replacement gets the
-    variables of model and optimizer, and what the other callbacks count. It passes over the batches that were trained in
-    its first epoch, and its metrics of that epoch are of the rest. So which batch a worker trains on must follow from its rank, the epoch and the batch's
-    number alone: a PyDataset, a dataset without a random order, or arrays with shuffle=False.
+    variables of model and optimizer, and what the other callbacks count. It passes over the batches of its first epoch
+    that are past, and its metrics of that epoch are of the rest. So a worker's batches must follow from its rank, the
+    epoch and their number alone: pass shuffle=False to `fit`, which is not its default, and no dataset with a random
+    order of its own.
 
     The layers' random numbers are drawn from `seed`, rank and step. Rank 0 writes snapshots to `directory` every
     `every` steps, and keeps `keep`; an end of an epoch counts as a step. `fit` may be called once. Raises
@@ -154,7 +160,7 @@ class RecoveryCallback(keras.callbacks.Callback):
         self.recovery = Recovery(state, here, **self._arguments)
         state.steps = self._steps = LoopSteps(self.recovery, HostStreams)
         self._steps.begin_at(self.recovery.step)
-        watch.attempts = self._end_epoch
+        watch.attempts, watch.before_step = self._end_epoch, state.before_step
         self._train, self._generation = self.model.train_function, 0
         self.model.train_function = self._train_batches
         self._left_out = state.batch
@@ -162,9 +168,8 @@ class RecoveryCallback(keras.callbacks.Callback):
             self.model._initial_epoch = self.params["epochs"] if state.has_stopped else state.epoch
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Tells the callbacks, which have begun to train, what others remember. Some batches may be past."""
+        """Some batches may be past."""
         self._state.epoch = epoch
-        self._state.remind_callbacks()
         if self._left_out:
             self._hushed, self._list.callbacks = self._list.callbacks, [self]
         else:
@@ -189,6 +194,7 @@ class RecoveryCallback(keras.callbacks.Callback):
             raise StopIteration
         if self._left_out:
             self._left_out -= 1
+            self.model._symbolic_build(data_batch=batches[0])  # metrics have no result before
             return self.model.get_metrics_result()
         logs = self._attempt(lambda: self._function()(batches))
         self._state.batch += 1
@@ -223,11 +229,19 @@ class RecoveryCallback(keras.callbacks.Callback):
 
 def _remembered(callback: Any) -> dict[str, Any]:
     """What a callback counts: its numbers, texts and arrays."""
-    return {
+    found = {
         name: _plain(value)
         for name, value in vars(callback).items()
-        if not name.startswith("_") and name not in ("params", "model", "history") and _is_plain(value)
+        if not name.startswith("_") and name not in ("params", "model", "history", "monitor_op") and _is_plain(value)
     }
+    return {"compares": getattr(callback, "monitor_op", None) is not None, "found": found}
+
+
+def _remind(callback: Any, remembered: Mapping[str, Any]) -> None:
+    # Keras's callbacks choose how to compare when they first do, and change numbers then.
+    if remembered["compares"] and callback.monitor_op is None:
+        callback._set_monitor_op()
+    vars(callback).update(remembered["found"])
 
 
 def _is_plain(value: Any) -> bool:

@@ -171,7 +171,7 @@ class RecoveryCallback(TrainerCallback):
         return self._left_out(control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:
-        """Likewise."""
+        """The epoch is over. What the others have done after it is left out here."""
         return self._left_out(control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
