@@ -27,9 +27,8 @@ from statistics import median
 from typing import Any, TypeVar
 
 from poseidon import _core
-from poseidon.bench.paper.geryon import exchange_of
 from poseidon.bench.suite.cells import latest, load
-from poseidon.bench.training.methods import METHODS, Method
+from poseidon.bench.training.methods import METHODS, Method, exchange_of
 from poseidon.bench.training.results import TrainConfig, TrainResult
 from poseidon.bench.training.run import run_training
 from poseidon.planner import ClusterSpec, Planner, Prediction

@@ -11,7 +11,7 @@ from runs import POSEIDON_RUN, printed_by, skip_without
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "frameworks.md"
 SCRIPTS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-PACKAGES = ["lightning", "accelerate", "transformers"]
+PACKAGES = ["lightning", "accelerate", "transformers", "transformers"]
 
 
 def test_all_scripts_are_run() -> None:

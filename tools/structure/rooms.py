@@ -112,6 +112,7 @@ PYTHON_DOORS: Doors = {
     "bench/hosts": set(),
     "bench/paper": {"training", "priority"},
     "bench/suite": {"training"},
+    "bench/cluster": {"hosts", "training"},
     "bench/exchange": {"hosts", "drawing", "network_options", "progress"},
     "bench/training": {"hosts", "drawing", "network_options", "progress"},
     "bench/priority": {"hosts", "training", "network_options", "progress"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -48,11 +49,18 @@ class Setting:
     origin: str
 
 
+CLUSTER_KEY = "poseidon bench cluster"
+"""Of the version in the file that `poseidon bench cluster` writes, whose object "cluster" has settings."""
+
+
 def read_settings(path: Path) -> dict[str, Setting]:
-    """The settings of a cluster file. Raises InvalidArgument, naming the line, for what is no setting or no value."""
+    """The settings of a cluster file, or of what `poseidon bench cluster` has measured.
+
+    Raises InvalidArgument, naming the line, for what is no setting or no value.
+    """
     try:
         text = path.read_text(encoding="utf-8")
-        content = tomllib.loads(text)
+        content = _measured(text) or tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise InvalidArgument(f"the cluster file {path} cannot be read: {why}") from None
@@ -63,6 +71,18 @@ def read_settings(path: Path) -> dict[str, Setting]:
             raise InvalidArgument(f"{origin}: {name!r} is no setting of a cluster: known are {', '.join(_KINDS)}")
         given[name] = Setting(value, origin)
     return given
+
+
+def _measured(text: str) -> dict[str, Any] | None:
+    """The settings of a measured cluster; None for another text."""
+    if not text.lstrip().startswith("{"):
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    settings = found.get("cluster") if CLUSTER_KEY in found else None
+    return settings if isinstance(settings, dict) else None
 
 
 def make_cluster(given: Mapping[str, Setting]) -> ClusterSpec:

@@ -7,42 +7,9 @@ from dataclasses import replace
 
 from poseidon.bench.paper.figure import Figure
 from poseidon.bench.priority.tables import DEVICE, PAPER_EFFICIENCIES, PAPER_HOSTS, PAPER_METHODS
-from poseidon.bench.training.methods import METHODS, Method, scaled_sizes
+from poseidon.bench.training.methods import METHODS, Method, exchange_of
 from poseidon.models import ModelTable, model_table
-from poseidon.planner import ClusterSpec, Exchange, Planner, Prediction
-
-_FIELDS = {
-    "partition": "partition",
-    "schedule": "schedule",
-    "priority_order": "order",
-    "priority_classes": "classes",
-    "coding": "coding",
-}
-
-
-def exchange_of(method: Method, scale: int = 1, threshold: str | float = "auto") -> Exchange:
-    """The exchange of a method of Poseidon for weights whose dimensions are divided by `scale`.
-
-    `threshold` is that of methods without their own. Raises ValueError for a method that no prediction knows.
-    """
-    options = dict(method.scaled(scale).options)
-    sizes = scaled_sizes(scale)
-    sizes |= {name: options.pop(name) for name in sizes if name in options}
-    threshold = options.pop("priority_threshold", threshold)
-    known = method.library == "poseidon" and method.every == 1 and not method.on_servers
-    if not known or options.keys() - _FIELDS.keys():
-        raise ValueError(f"no prediction knows the method {method.name!r}")
-    return Exchange(
-        scheme=method.scheme,
-        wire=method.wire,
-        overlap=method.overlap,
-        threshold=threshold,
-        by_time=False,
-        sizes=sizes,
-        replayed=True,
-        **{_FIELDS[name]: value for name, value in options.items()},
-    )
-
+from poseidon.planner import ClusterSpec, Planner, Prediction
 
 _GBIT = 1e9
 _VALUE_BITS = 32

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from multiprocessing.synchronize import Barrier
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,6 +21,13 @@ _FAST_RATE = 30 * _SERVERS_RATE  # of first steps: some digits of a bf16 model's
 _STEPS_ALONE, _STEPS_BEFORE = 8, 1000
 _SECOND_BETA = 0.999
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Lockstep(Protocol):
+    """Keeps hosts together that exchange nothing: a barrier of processes, for example."""
+
+    def wait(self, timeout: float, /) -> object:
+        """Returns when all hosts have called it."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,8 @@ class TrainingHost:
     """A host's process. All methods use the same memory of parameters and momentum, by turns, but for those whose
     servers have the parameters, too."""
 
-    def __init__(self, setup: HostSetup, places: list[Place], rank: int, master_port: int, lockstep: Barrier) -> None:
-        """Connects to the other hosts. `lockstep` is a barrier of all hosts' processes."""
+    def __init__(self, setup: HostSetup, places: list[Place], rank: int, master_port: int, lockstep: Lockstep) -> None:
+        """Connects to the other hosts. `lockstep` is that of all hosts."""
         self._setup = setup
         self._lockstep = lockstep
         self._rank, self._worker_count = rank, len(places)

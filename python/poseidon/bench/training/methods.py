@@ -242,3 +242,36 @@ def methods_named(names: Sequence[str]) -> list[Method]:
         if name not in METHODS:
             raise InvalidArgument(f"unknown method {name!r}; known are {', '.join(METHODS)}")
     return [METHODS[name] for name in dict.fromkeys(["none", *names])]
+
+
+_EXCHANGE_FIELDS = {
+    "partition": "partition",
+    "schedule": "schedule",
+    "priority_order": "order",
+    "priority_classes": "classes",
+    "coding": "coding",
+}
+
+
+def exchange_of(method: Method, scale: int = 1, threshold: str | float = "auto") -> Exchange:
+    """The exchange of a method of Poseidon for weights whose dimensions are divided by `scale`.
+
+    `threshold` is that of methods without their own. Raises ValueError for a method that no prediction knows.
+    """
+    options = dict(method.scaled(scale).options)
+    sizes = scaled_sizes(scale)
+    sizes |= {name: options.pop(name) for name in sizes if name in options}
+    threshold = options.pop("priority_threshold", threshold)
+    known = method.library == "poseidon" and method.every == 1 and not method.on_servers
+    if not known or options.keys() - _EXCHANGE_FIELDS.keys():
+        raise ValueError(f"no prediction knows the method {method.name!r}")
+    return Exchange(
+        scheme=method.scheme,
+        wire=method.wire,
+        overlap=method.overlap,
+        threshold=threshold,
+        by_time=False,
+        sizes=sizes,
+        replayed=True,
+        **{_EXCHANGE_FIELDS[name]: value for name, value in options.items()},
+    )
