@@ -24,7 +24,8 @@ test-frameworks: $(STAMP)
 	$(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt -r tests/frameworks/requirements.txt
 	$(BIN)/python -m pip --disable-pip-version-check -q install --no-deps -r tests/frameworks/without_torchvision.txt
 	SLOW_EXAMPLES=1 $(BIN)/python -m pytest tests/torch_ddp tests/torch_backend tests/frameworks tests/python/test_jax.py \
-	  tests/python/test_jax_values.py tests/python/test_tensorflow.py tests/python/test_tensorflow_factors.py \
+	  tests/python/test_jax_values.py tests/python/test_jax_recovery.py tests/python/test_tensorflow.py \
+	  tests/python/test_tensorflow_factors.py tests/python/test_tensorflow_recovery.py \
 	  tests/python/test_help_examples.py tests/python/test_examples.py
 
 # The benchmarks measure what they say, on small inputs: minutes.

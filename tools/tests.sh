@@ -21,7 +21,6 @@ judge_no_times=(
   tests/python/test_plan_{agrees,script}.py
   tests/python/test_feature_pairs.py
   tests/python/test_hosts*.py
-  tests/python/test_bench_cluster.py
   tests/python/test_planner*.py
   tests/python/test_process_limits.py
   tests/python/test_torch_{backend{,_random},sharded,shards{,_misuse,_random}}.py

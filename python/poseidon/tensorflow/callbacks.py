@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import keras
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from poseidon.tensorflow.context import context
 from poseidon.tensorflow.steps import EPOCH, FIT
 
-_watches: WeakKeyDictionary[Any, FitWatch] = WeakKeyDictionary()  # by the model
+_watches: WeakKeyDictionary[Any, ref[FitWatch]] = WeakKeyDictionary()  # by the model, to which they lead
 
 
 class MetricAverage(keras.callbacks.Callback):
@@ -25,7 +25,8 @@ class MetricAverage(keras.callbacks.Callback):
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if logs is not None:
+        watch = watch_of(self.model)
+        if logs is not None and (watch is None or watch.attempts is None):
             _average(logs)
 
 
@@ -66,16 +67,17 @@ class FitWatch(MetricAverage):
         steps = self._steps()
         if steps is not None:
             steps.end(EPOCH, int(self.model.optimizer.iterations))
-        if steps is not None or self.attempts is not None:
-            super().on_epoch_end(epoch, logs)
+        if logs is not None and (steps is not None or self.attempts is not None):
+            _average(logs)
 
     def _steps(self) -> Any:
         return self.model.optimizer._poseidon_exchange.steps
 
 
 def watch_of(model: Any) -> FitWatch | None:
-    """That of the latest `fit` of this model, if it has a DistributedOptimizer."""
-    return _watches.get(model)
+    """That of the `fit` of this model that is under way, if the model has a DistributedOptimizer."""
+    found = _watches.get(model)
+    return None if found is None else found()
 
 
 def watch_fits() -> None:
@@ -91,7 +93,8 @@ def watch_fits() -> None:
         model = rest[0] if rest else more.get("model")
         # Of fit, evaluate and predict, only fit asks for a history.
         if add_history and hasattr(getattr(model, "optimizer", None), "_poseidon_exchange"):
-            _watches[model] = watch = FitWatch(self)
+            watch = FitWatch(self)
+            _watches[model] = ref(watch)
             callbacks = [watch, *(keras.tree.flatten(callbacks) if callbacks else [])]
         inner(self, callbacks, add_history, add_progbar, *rest, **more)
 

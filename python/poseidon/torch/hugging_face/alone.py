@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -16,6 +16,7 @@ from poseidon.errors import InvalidArgument
 from poseidon.torch.process.context import context, init
 from poseidon.torch.recovery.recovery import Recovery
 
+_local_rank = 0  # among the workers of this machine
 _PLACE = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     *(f"{launcher}_{what}" for launcher in ("PMI", "OMPI_COMM_WORLD", "MV2_COMM_WORLD") for what in ("RANK", "SIZE")),
@@ -35,12 +36,14 @@ def init_alone(**options: Any) -> None:
             "Accelerate has already met the other processes, and cannot meet a replacement: call init_alone() before "
             "the program makes TrainingArguments or an Accelerator"
         )
+    global _local_rank
     init(**options)
     local_rank = os.environ.get("LOCAL_RANK")
+    _local_rank = int(local_rank or 0)
     if local_rank is not None and torch.cuda.device_count() > 1:
         if torch.cuda.is_initialized():
             raise InvalidArgument("init_alone() after CUDA was used: call it first, so that a worker takes its own GPU")
-        os.environ["CUDA_VISIBLE_DEVICES"] = _visible()[int(local_rank)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = _visible()[_local_rank]
     for name in _PLACE:
         os.environ.pop(name, None)
 
@@ -48,14 +51,18 @@ def init_alone(**options: Any) -> None:
 def recovery_of(accelerator: Any, *objects: Any, **arguments: Any) -> Recovery:
     """A `poseidon.Recovery` of what `accelerator` has prepared: models, optimizers, schedulers, and its GradScaler.
 
-    Wrap the model in `poseidon.DistributedDataParallel` before it is prepared. `objects` are further ones, such as what
-    `register_for_checkpointing` takes; `arguments` are Recovery's, such as `seed`. Collective, as Recovery is.
+    Wrap the model in `poseidon.DistributedDataParallel` before it is prepared. `objects` are further ones;
+    `arguments` are Recovery's, such as `seed`. Collective, as Recovery is. Raises InvalidArgument for a prepared
+    DataLoader, whose batches would be the same on all workers.
     """
     if accelerator.num_processes > 1:
         raise InvalidArgument(
             "Accelerate has met the other processes, and cannot meet a replacement: call init_alone() of "
             "poseidon.torch.hugging_face first, in the place of poseidon.init()"
         )
+    if accelerator._dataloaders:
+        _refuse_loader()
+    accelerator.prepare_data_loader = _refuse_loader
     found = [
         *accelerator._models,
         *(one.optimizer for one in accelerator._optimizers),
@@ -80,10 +87,18 @@ class _Passes:
         self._accelerator.step = state["passes"]
 
 
+def _refuse_loader(*_: Any, **__: Any) -> NoReturn:
+    raise InvalidArgument(
+        "a DataLoader that Accelerate has prepared gives all workers the same batches, because it knows of one process "
+        "alone: leave loaders out of prepare(), and take the batch of recovery.step and poseidon.rank(), or use "
+        "poseidon.ElasticLoader"
+    )
+
+
 def number_processes() -> None:
     """Makes the process of rank 0 the one that writes files and prints, as it is in a job of several processes."""
     state = _accelerate().PartialState()
-    state.process_index = context().rank
+    state.process_index, state.local_process_index = context().rank, _local_rank
 
 
 def _accelerate() -> Any:

@@ -36,10 +36,16 @@ class RankSampler(Sampler[int]):
         return self._steps * self._batch_size
 
     def __iter__(self) -> Iterator[int]:
-        count, size = self._order.example_count, self._batch_size
         for step in range(self.first_step, self._steps):
-            begin = (step * self._world_size + self._rank) * size
+            begin = (step * self._world_size + self._rank) * self._batch_size
+            numbers = self._numbers(begin, begin + self._batch_size)
             seed_streams(self._order.seed, self._rank, self._epoch * self._steps + step)
-            for position in range(begin, begin + size):
-                at = position % count
-                yield int(self._order.examples(self._epoch, at, at + 1)[0])
+            yield from numbers
+
+    def _numbers(self, begin: int, end: int) -> Iterator[int]:
+        """The examples at these positions, which go on at the epoch's beginning behind its end."""
+        while begin < end:
+            first = begin % self._order.example_count
+            last = min(first + end - begin, self._order.example_count)
+            yield from self._order.examples(self._epoch, first, last).tolist()
+            begin += last - first
