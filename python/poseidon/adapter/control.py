@@ -18,6 +18,7 @@ from poseidon.adapter.arrays import Arrays, Bytes
 
 _BLOCK_BYTES = 16 << 20
 _ALIGNMENT_BYTES = 16
+_BARRIER = "barrier()"
 _ONE_HOT_BYTES = 64 << 10
 """Up to this much is gathered in one exchange, in which every rank also sends zeros in the places of the others."""
 
@@ -37,6 +38,7 @@ class Control:
         self._layers: dict[tuple[str, int, str], int] = {}
         self._slot_count = 0
         self._sent: dict[int, NDArray[Any]] = {}  # by layer, what is on its way and nobody here waits for
+        self._layer("int64", 1, _BARRIER)  # on all ranks, although some may never call it
 
     def _layer(self, dtype: str, element_count: int, slot: str = "") -> int:
         key = (dtype, element_count, slot)
@@ -98,8 +100,8 @@ class Control:
         return result
 
     def barrier(self) -> None:
-        """Returns once every rank has called it."""
-        self.sum([1])
+        """Returns once every rank has called it. It does not mix with another agreement on some rank."""
+        self._exchange(np.ones(1, np.int64), present=True, slot=_BARRIER)
 
     def add(self, values: NDArray[Any], divisor: int = 1) -> None:
         """Replaces the elements of a 1-D array by their sums over all ranks, added in rank order.
@@ -256,5 +258,5 @@ def _block_bytes(size_bytes: int) -> int:
 
 def _layer_name(dtype: str, element_count: int, slot: str) -> str:
     """What a message about a failed exchange calls it."""
-    what = slot or ("barrier() or a similar agreement" if element_count == 1 else "an agreement of the ranks")
+    what = slot or "an agreement of the ranks"
     return f"{what} ({element_count} x {dtype})"

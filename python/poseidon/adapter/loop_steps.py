@@ -89,7 +89,7 @@ class LoopSteps:
 
     def finish(self) -> None:
         """The loop is over. Returns when all ranks have made its steps. Collective."""
-        if self._recovery.until(self._step):
+        if self._recovery.until(self._step) or self._recovery.step != self._step:
             raise self._went_back()
 
     def _begin(self) -> None:

@@ -66,6 +66,7 @@ class Membership:
         self.servers_save = bool(settings.checkpoint_dir)  # what they keep; of dedicated ones it is known once all met
         self.saved: SavedSteps | None = None  # with checkpoint_dir, but where Recovery keeps steps together
         self.meets_in = "Recovery"  # where the workers meet with `recovers`, as programs call it
+        self.recovery_count = 0  # of the objects of this kind so far
         self.before_leave: Callable[[], None] | None = None  # a framework lets go of the present client
         self.value_layers: dict[str, int] = {}  # of the present client (value_layers.py)
         self._arrays = arrays

@@ -75,6 +75,8 @@ class Recovery:
     ) -> None:
         self._context = here
         self._state = state
+        here.recovery_count += 1
+        self._number = here.recovery_count
         self._shards = here.shard_group if here.recovers else None  # with which this rank makes each step
         self._meeting = 0
         self._wishes = [False, False]  # of some rank among them: to take in a worker, to leave
@@ -332,7 +334,8 @@ class Recovery:
         """What the ranks of the next generation agree on, so that all have the same state. Collective."""
         here, state, control = self._context, self._state, self._context.present_control
         size = "" if self._shards is None else f"{self._shards.size} ranks in a replica; "
-        check_same(control, size + state.describe(), "Recovery")
+        # A replacement begins with the program's first one.
+        check_same(control, f"{size}number {self._number} of the program\n{state.describe()}", "Recovery")
         state.connect_models()
         state.agree()
         decisions = state.decisions()

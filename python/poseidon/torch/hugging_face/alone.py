@@ -60,6 +60,7 @@ def recovery_of(accelerator: Any, *objects: Any, **arguments: Any) -> Recovery:
             "Accelerate has met the other processes, and cannot meet a replacement: call init_alone() of "
             "poseidon.torch.hugging_face first, in the place of poseidon.init()"
         )
+    number_processes()
     if accelerator._dataloaders:
         _refuse_loader()
     accelerator.prepare_data_loader = _refuse_loader

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from contextlib import suppress
 from typing import Any
 
@@ -9,11 +10,10 @@ from poseidon.errors import InvalidArgument
 from poseidon.torch.ddp import DistributedDataParallel
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 
-TrainerCallback: Any = object  # where there is Accelerate alone
+transformers: Any = None  # where there is Accelerate alone
 with suppress(ImportError):
-    import transformers
-
-    TrainerCallback = transformers.TrainerCallback
+    transformers = importlib.import_module("transformers")
+TrainerCallback: Any = object if transformers is None else transformers.TrainerCallback
 
 
 def overlap(optimizer: Any, model: Any, **arguments: Any) -> DistributedOptimizer:

@@ -78,6 +78,7 @@ class _Loader:
 
     def __init__(self, loader: Any, sampler: RankSampler, begin_epoch: Callable[[], int]) -> None:
         self._loader, self._sampler, self._begin_epoch = loader, sampler, begin_epoch
+        self.is_begun = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -86,6 +87,7 @@ class _Loader:
         return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
+        self.is_begun = True
         self._sampler.first_step = self._begin_epoch()
         yield from self._loader
 
@@ -135,6 +137,7 @@ def recovery_strategy_class(package: str) -> type[Any]:
             self._options = {} if options is None else options
             self._steps: LoopSteps | None = None
             self._progress: _Progress | None = None
+            self._loader: _Loader | None = None
             self._updated = False  # the batch under way is the last one of its step
             self.recovery: Recovery | None = None
             """The Recovery, once a fit has begun."""
@@ -192,8 +195,15 @@ def recovery_strategy_class(package: str) -> type[Any]:
             if not self._fits() or not trainer.training:
                 return dataloader
             assert self._progress is not None
+            if self._loader is not None and not self._loader.is_begun:
+                raise InvalidArgument(
+                    "RecoveryStrategy deals the examples of one training loader, and there are several: combine their "
+                    "datasets in one"
+                )
             sampler = _sampler_of(dataloader, self._seed)
-            return _Loader(data._update_dataloader(dataloader, sampler), sampler, self._progress.begin_epoch)
+            loader = data._update_dataloader(dataloader, sampler)
+            self._loader = _Loader(loader, sampler, self._progress.begin_epoch)
+            return self._loader
 
         def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **more: Any) -> Any:
             """Makes the update, unless the state has it from others."""
@@ -240,7 +250,13 @@ def recovery_strategy_class(package: str) -> type[Any]:
 
                     def attempt() -> Any:
                         with self.model.no_sync() if accumulates else nullcontext():
-                            return run()
+                            made = run()
+                        if made.closure_loss is None:
+                            raise InvalidArgument(
+                                "training_step returned None, and the other workers wait for its gradients: return a "
+                                "loss in every step, 0 * loss for a batch that is not to count"
+                            )
+                        return made
 
                     result = self._steps.backward(attempt)
                     return optimization.output_result_cls(closure_loss=None) if result is None else result
@@ -268,11 +284,23 @@ def _check(trainer: Any, before: Recovery | None) -> None:
             "RecoveryStrategy makes steps again that fail, and with manual optimization the module makes them: write a "
             "loop with poseidon.Recovery"
         )
+    for one in trainer.callbacks:
+        if getattr(type(one), "on_save_checkpoint", None) not in (None, _usual_hook(type(one))):
+            raise InvalidArgument(
+                f"{type(one).__name__} keeps what it remembers by on_save_checkpoint, and a replacement does not get "
+                "that: leave it out, or give it state_dict() and load_state_dict() instead"
+            )
     if trainer.ckpt_path is not None:
         raise InvalidArgument(
             "ckpt_path with RecoveryStrategy, whose replacements begin elsewhere: pass directory to RecoveryStrategy, "
             "from which all go on"
         )
+
+
+def _usual_hook(kind: type[Any]) -> Any:
+    """The hook of Lightning's own class, which does nothing."""
+    base = next(one for one in reversed(kind.__mro__) if one is not object)
+    return getattr(base, "on_save_checkpoint", None)
 
 
 def _sampler_of(loader: Any, seed: int) -> RankSampler:
@@ -282,7 +310,7 @@ def _sampler_of(loader: Any, seed: int) -> RankSampler:
             f"a training loader has a {type(dataset).__name__}, whose examples have no numbers: give one with __len__ "
             "and __getitem__"
         )
-    if type(sampler) not in (RandomSampler, SequentialSampler) or loader.batch_size is None:
+    if not _deals_all(sampler, dataset) or loader.batch_size is None:
         raise InvalidArgument(
             f"a training loader has a {type(sampler).__name__} of its own, and RecoveryStrategy deals the examples: "
             "use shuffle and batch_size"
@@ -290,6 +318,13 @@ def _sampler_of(loader: Any, seed: int) -> RankSampler:
     order = ElasticOrder(len(dataset), seed, isinstance(sampler, RandomSampler))
     rank, size = context().data_part
     return RankSampler(order, loader.batch_size, rank, size, loader.drop_last)
+
+
+def _deals_all(sampler: Any, dataset: Any) -> bool:
+    """Whether it is what DataLoader makes by itself: all examples once, in order or not."""
+    if type(sampler) is RandomSampler:
+        return sampler.data_source is dataset and not sampler.replacement and sampler._num_samples is None
+    return type(sampler) is SequentialSampler and sampler.data_source is dataset
 
 
 RecoveryStrategy = recovery_strategy_class(imported_package())
