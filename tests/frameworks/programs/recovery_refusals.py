@@ -102,9 +102,7 @@ def main():
         "own sampler": refusal(lambda: trainer(OwnSampler).train()),
         "by length": refusal(lambda: trainer(train_sampling_strategy="group_by_length")),
         "several loaders": refusal(lambda: fit([loader, DataLoader(DATA, batch_size=3)])),
-        "some examples": refusal(
-            lambda: fit(DataLoader(DATA, batch_size=2, sampler=RandomSampler(DATA, num_samples=4)))
-        ),
+        "some examples": refusal(lambda: fit(some)),
         "average of weights": refusal(lambda: fit(loader, callbacks=[EMAWeightAveraging()])),
         "no loss": refusal(lambda: fit(loader, NoLoss)),
         "manual": refusal(lambda: fit(loader, Manual)),
