@@ -11,26 +11,35 @@ from collections.abc import Sequence
 from typing import Any
 
 from poseidon.adapter.arrays import Bytes
+from poseidon.adapter.membership import Membership
 from poseidon.adapter.numpy_arrays import NUMPY_ARRAYS
 from poseidon.adapter.random_streams import HostStreams, seed_host_streams, step_seed
 from poseidon.adapter.training_state import TrainingState
-from poseidon.errors import Mismatch
+from poseidon.errors import SURVIVABLE, Mismatch, PoseidonError
 
 
 class CompiledState(TrainingState, abc.ABC):
     """The values that a training changes, at its present step. Use it from the thread that trains.
 
-    With `recovers` it keeps the beginning of the present step.
+    Where workers may be lost it keeps the beginning of the present step.
     """
 
     arrays = NUMPY_ARRAYS
     on_servers = False
 
-    def __init__(self, seed: int | None, recovers: bool) -> None:
-        self._seed, self._recovers = seed, recovers
+    framework_errors: tuple[type[BaseException], ...] = ()
+    """What the framework raises where compiled code has failed, also if an exchange has."""
+
+    def __init__(self, seed: int | None, here: Membership) -> None:
+        self._seed, self._here, self._recovers = seed, here, here.recovers
         self._beginning: tuple[int, Any, HostStreams] | None = None  # the step, its values, and the streams there
         self._streams_left: HostStreams | None = None  # where a failed attempt has left them
         self._taken: Sequence[Any] | None = None  # values of others, with which the next attempt begins
+
+    @property
+    def recovers(self) -> bool:
+        """Whether workers may be lost."""
+        return self._recovers
 
     @abc.abstractmethod
     def values(self) -> list[Any]:
@@ -67,6 +76,23 @@ class CompiledState(TrainingState, abc.ABC):
             self._beginning = (step, self.kept_values(), HostStreams())
         if self._seed is not None:
             seed_host_streams(step_seed(self._seed, rank, step))
+
+    def end(self) -> None:
+        """Raises the failure of an exchange of the attempt, also where the program has caught it."""
+        client = self._here.client
+        if self._recovers and client is not None and client.failure is not None:
+            raise client.failure
+
+    def failure_of(self, error: BaseException) -> PoseidonError | None:
+        """The failure that the client knows, where the framework has an error of its own for it."""
+        if self._here.own_failure is not None:
+            return None
+        if isinstance(error, SURVIVABLE):
+            return error
+        client = self._here.client
+        if isinstance(error, self.framework_errors) and client is not None:
+            return client.failure if isinstance(client.failure, SURVIVABLE) else None
+        return None
 
     def settle(self) -> None:
         """All updates have been made when an attempt ends."""

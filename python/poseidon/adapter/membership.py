@@ -67,6 +67,8 @@ class Membership:
         self.saved: SavedSteps | None = None  # with checkpoint_dir, but where Recovery keeps steps together
         self.meets_in = "Recovery"  # where the workers meet with `recovers`, as programs call it
         self.recovery_count = 0  # of the objects of this kind so far
+        self.recovered_exchange: object | None = None  # the one whose steps a recovery makes again, if it is one alone
+        self.own_failure: BaseException | None = None  # found here by compiled code, which tells it as one of the job
         self.before_leave: Callable[[], None] | None = None  # a framework lets go of the present client
         self.value_layers: dict[str, int] = {}  # of the present client (value_layers.py)
         self._arrays = arrays

@@ -65,7 +65,12 @@ class NativeLook:
         begun = self._struct.begun
         self._struct.begun += 1
         if self._check is not None and begun >= self._struct.next:
-            self._struct.next = self._begin(arrays(), begun)
+            try:
+                self._struct.next = self._begin(arrays(), begun)
+            except PoseidonError as error:
+                if (here := self._here()) is not None:
+                    here.own_failure = error
+                raise
 
     def _begin(self, arrays: Sequence[NDArray[Any]], begun: int) -> int:
         assert self._check is not None
@@ -80,6 +85,7 @@ class NativeLook:
         except BaseException as error:  # there is nobody above but C
             here = self._here()
             if isinstance(error, PoseidonError) and here is not None:
+                here.own_failure = error
                 here.abort(error)
             told = f"{type(error).__name__}: {error}".encode()[: text_size - 1] + b"\0"
             ctypes.memmove(text, told, len(told))

@@ -13,7 +13,7 @@ import numpy as np
 from poseidon.adapter import recovery
 from poseidon.adapter.compiled_state import CompiledState
 from poseidon.adapter.membership import Membership
-from poseidon.errors import SURVIVABLE, InvalidArgument, Mismatch, PoseidonError
+from poseidon.errors import InvalidArgument, Mismatch
 from poseidon.jax.process import broadcast, connect, context, host_copy, is_array, like, port
 from poseidon.jax.turns import wait_for_turns
 
@@ -26,15 +26,16 @@ _LOOP = (
 class TreeState(CompiledState):
     """A tree of arrays. Leaves that are no arrays, such as functions, are each rank's own."""
 
+    framework_errors = (jax.errors.JaxRuntimeError,)
+
     def __init__(self, tree: Any, seed: int | None, here: Membership) -> None:
-        super().__init__(seed, here.recovers)
-        self._here = here
+        super().__init__(seed, here)
         self._tree, self._kinds = _normal(tree), ""
         self._kinds = _describe(self._tree)
         if not self._kinds:
             raise InvalidArgument("Recovery was given no array: give it all that a step changes, such as parameters")
         self._donates: bool | None = None  # whether steps overwrite the arrays that they are given; None: not known yet
-        self.was_read = self.was_set = False  # in the present attempt
+        self.is_open = self.was_read = self.was_set = False  # an attempt is under way; and in that
 
     @property
     def tree(self) -> Any:
@@ -44,7 +45,14 @@ class TreeState(CompiledState):
 
     @tree.setter
     def tree(self, tree: Any) -> None:
-        tree = _normal(tree)
+        if not self.is_open:
+            raise InvalidArgument(
+                f"recovery.state was assigned outside of an attempt, and a step that is made again repeats it: {_LOOP}"
+            )
+        self.replace(_normal(tree))
+
+    def replace(self, tree: Any) -> None:
+        """Makes this the present tree."""
         if (kinds := _describe(tree)) != self._kinds:
             pairs = zip([*self._kinds.split("\n"), "nothing more"], [*kinds.split("\n"), "nothing more"], strict=False)
             before, now = next((before, now) for before, now in pairs if before != now)
@@ -59,10 +67,11 @@ class TreeState(CompiledState):
 
     def begin(self, step: int, rank: int) -> None:
         super().begin(step, rank)
-        self.was_read = self.was_set = False
+        self.is_open, self.was_read, self.was_set = True, False, False
 
     def end(self) -> None:
         """Waits for what the attempt has computed. Raises InvalidArgument if its state was not read, or not set."""
+        self.is_open = False
         if not (self.was_read and self.was_set):
             missing = "assigned nothing to" if self.was_read else "did not read"
             raise InvalidArgument(
@@ -72,19 +81,11 @@ class TreeState(CompiledState):
             return
         jax.block_until_ready(self._arrays())
         wait_for_turns(port())
+        super().end()
         assert self._beginning is not None
-        _, (given, copies), _ = self._beginning
+        _, (given, copies, _, _), _ = self._beginning
         if self._donates is None or not copies:
             self._donates = any(one.is_deleted() for one in given)
-
-    def failure_of(self, error: BaseException) -> PoseidonError | None:
-        if isinstance(error, SURVIVABLE):
-            return error
-        client = self._here.client
-        # JAX raises an error of its own, and the client knows why.
-        if isinstance(error, jax.errors.JaxRuntimeError) and client is not None:
-            return client.failure if isinstance(client.failure, SURVIVABLE) else None
-        return None
 
     def connect_models(self) -> None:
         connect()
@@ -98,22 +99,24 @@ class TreeState(CompiledState):
         leaves = [like(leaf, next(new)) if is_array(leaf) else leaf for leaf in leaves]
         self._tree = jax.tree_util.tree_unflatten(form, leaves)
 
-    def kept_values(self) -> tuple[list[Any], list[Any]]:
-        """The arrays that the attempt is given, which nobody overwrites unless they are donated; and then, copies."""
-        return self._arrays(), [] if self._donates is False else self.values()
+    def kept_values(self) -> tuple[list[Any], list[Any], list[Any], Any]:
+        """The arrays that the attempt is given, which nobody overwrites unless they are donated; and then, copies.
+
+        Then all leaves, and the form: a program may change its containers.
+        """
+        leaves, form = jax.tree_util.tree_flatten(self._tree)
+        return self._arrays(), [] if self._donates is False else self.values(), leaves, form
 
     def is_whole(self, kept: Any) -> bool:
-        given, copies = kept
+        given, copies, _, _ = kept
         return bool(copies) or not any(one.is_deleted() for one in given)
 
     def put_back(self, kept: Any) -> None:
-        given, copies = kept
+        _, copies, leaves, form = kept
+        self.is_open = False
+        self._tree = jax.tree_util.tree_unflatten(form, leaves)
         if copies:
             self.take_values(copies)
-        else:
-            new = iter(given)
-            leaves, form = jax.tree_util.tree_flatten(self._tree)
-            self._tree = jax.tree_util.tree_unflatten(form, [next(new) if is_array(leaf) else leaf for leaf in leaves])
 
     def _arrays(self) -> list[Any]:
         return [leaf for leaf in jax.tree_util.tree_leaves(self._tree) if is_array(leaf)]
@@ -160,7 +163,7 @@ class Recovery(recovery.Recovery):
         here = context()
         super().__init__(TreeState(state, seed, here), here, directory, every, keep)
         if not here.recovers:
-            self._state.tree = broadcast(self._state.tree)
+            self._state.replace(broadcast(self._state.tree))
 
     @property
     def state(self) -> Any:
@@ -181,7 +184,15 @@ def _normal_leaf(leaf: Any) -> Any:
     if not is_array(leaf):
         return leaf
     if not isinstance(leaf, jax.Array):
-        return jnp.asarray(np.asarray(leaf))
+        made, given = jnp.asarray(leaf), np.asarray(leaf)
+        whole = given.dtype.kind not in "fc"
+        if (made != given).any() if whole else (np.isfinite(given) & ~np.isfinite(np.asarray(made))).any():
+            raise InvalidArgument(
+                f"recovery.state has {leaf!r}, which JAX makes {made.dtype} and would change: give it as an array of "
+                "the type that it is to have, with jax_enable_x64 for 64 bits"
+            )
+        # Not weakly typed, as what a replacement gets.
+        return jax.lax.convert_element_type(made, made.dtype)
     # Those of a replacement are not weakly typed, and would give other types where they meet others.
     return jax.lax.convert_element_type(leaf, leaf.dtype) if getattr(leaf, "weak_type", False) else leaf
 

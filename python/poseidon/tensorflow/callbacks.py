@@ -37,13 +37,15 @@ class FitWatch(MetricAverage):
     `fit` has the list of callbacks. Attributes:
         attempts: what takes the place of a call that all ranks make at the end of an epoch, and makes it again if a
             worker is lost meanwhile; it may change the logs by itself.
-        before_step: called before any other callback hears of a batch that begins, or of the end of an epoch.
+        end_attempt: the same for the call at the end of `fit`.
+        before_step: called before any other callback hears of a batch that begins, or of the end of an epoch or `fit`.
     """
 
     def __init__(self, callbacks: Any) -> None:
         super().__init__()
         self.callbacks = callbacks
         self.attempts: Callable[[Callable[[], None], dict[str, Any] | None], None] | None = None
+        self.end_attempt: Callable[[Callable[[], bool]], Any] | None = None
         self.before_step: Callable[[], None] | None = None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -59,9 +61,18 @@ class FitWatch(MetricAverage):
             self._end_epoch(epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        if self.before_step is not None:
+            self.before_step()
+        if self.end_attempt is not None:
+            self.end_attempt(self._end_fit)
+        else:
+            self._end_fit()
+
+    def _end_fit(self) -> bool:
         steps = self._steps()
-        if steps is not None and self.attempts is None:
+        if steps is not None:
             steps.end(FIT, int(self.model.optimizer.iterations))
+        return True
 
     def _end_epoch(self, epoch: int, logs: dict[str, Any] | None) -> None:
         steps = self._steps()

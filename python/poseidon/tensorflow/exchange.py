@@ -58,6 +58,11 @@ class GradientExchange:
         """
         here = context()
         here.check_met("DistributedOptimizer.apply_gradients")
+        if here.recovers and here.recovered_exchange is not self:
+            raise InvalidArgument(
+                "a DistributedOptimizer that is not the one with which the model of fit was compiled: a replacement "
+                "would not get its state; compile the model with it, or train with on_failure=abort"
+            )
         if here.client is None:
             return list(gradients)
         if self._connected is None or self._connected.job != job_number():

@@ -10,17 +10,20 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras.src.random.seed_generator import global_seed_generator
 
 from poseidon.adapter.compiled_state import CompiledState
 from poseidon.adapter.loop_steps import LoopSteps
 from poseidon.adapter.membership import Membership
 from poseidon.adapter.random_streams import HostStreams, step_seed
 from poseidon.adapter.recovery import Recovery
-from poseidon.errors import SURVIVABLE, InvalidArgument, PoseidonError
+from poseidon.errors import InvalidArgument
 from poseidon.tensorflow.callbacks import watch_of
 from poseidon.tensorflow.context import connect, context
+from poseidon.tensorflow.variables import name_of
 
 _PLAIN = (bool, int, float, str, type(None))
+_OF_KERAS = ("params", "_params", "_model", "model", "monitor_op", "validation_data")  # of a callback
 
 
 class FitState(CompiledState):
@@ -29,9 +32,11 @@ class FitState(CompiledState):
     `others`: the callbacks that remember something. The layers' seed generators are set in each attempt.
     """
 
+    framework_errors = (tf.errors.OpError,)
+
     def __init__(self, model: Any, others: Iterable[Any], seed: int, here: Membership) -> None:
-        super().__init__(seed, here.recovers)
-        self._here, self._model, self._others = here, model, list(others)
+        super().__init__(seed, here)
+        self._model, self._others = model, list(others)
         self._number = seed
         self.epoch, self.batch = 0, 0  # of the step that comes
         self.logs: dict[str, float] = {}  # of the latest epoch
@@ -40,33 +45,22 @@ class FitState(CompiledState):
         self.generation = 0  # of the graphs, which are those of one membership
         self._remembered: list[dict[str, Any]] = []  # by the callbacks, when they have heard of all before this step
         self._is_of_others = False
+        self._at_start: list[dict[str, Any]] | None = None  # what callbacks had before the first step of this process
 
     def _variables(self) -> list[Any]:
-        return [*self._model.variables, *self._model.optimizer.variables]
+        known = [*self._model.variables, *self._model.optimizer.variables]
+        return [*known, *_untracked(self._model, known)]
 
     def describe(self) -> str:
         """The variables, and the seed."""
-        lines = [f"{one.path} {one.dtype} {tuple(one.shape)}" for one in self._variables()]
+        lines = [f"{name_of(one)} {one.dtype} {tuple(one.shape)}" for one in self._variables()]
         return "\n".join([*lines, f"seed {self._number}"])
 
     def begin(self, step: int, rank: int) -> None:
         super().begin(step, rank)
-        generators = [one for one in self._model.variables if one.name == "seed_generator_state"]
-        for index, generator in enumerate(generators):
+        for index, generator in enumerate(_seed_generators(self._model)):
             number = step_seed(step_seed(self._number, rank, step), index, 0)
             generator.assign(np.array([number & 0xFFFFFFFF, 0], np.uint32))
-
-    def end(self) -> None:
-        """A step's results are there when `fit` has its logs."""
-
-    def failure_of(self, error: BaseException) -> PoseidonError | None:
-        if isinstance(error, SURVIVABLE):
-            return error
-        client = self._here.client
-        # TensorFlow raises an error of its own, and the client knows why.
-        if isinstance(error, tf.errors.OpError) and client is not None:
-            return client.failure if isinstance(client.failure, SURVIVABLE) else None
-        return None
 
     def connect_models(self) -> None:
         connect()
@@ -106,12 +100,16 @@ class FitState(CompiledState):
 
     def before_step(self) -> None:
         """Notes what the callbacks remember before they hear of a step, or gives them what others remember there."""
+        found = [_plain_attributes(one) for one in self._others]
+        if self._at_start is None:
+            self._at_start = found
         if self._is_of_others:
             self._is_of_others = False
-            for one, found in zip(self._others, self._remembered, strict=True):
-                _remind(one, found)
+            for one, remembered in zip(self._others, self._remembered, strict=True):
+                _remind(one, remembered)
         else:
-            self._remembered = [_remembered(one) for one in self._others]
+            pairs = zip(self._others, found, self._at_start, strict=True)
+            self._remembered = [_remembered(one, now, first) for one, now, first in pairs]
 
 
 class RecoveryCallback(keras.callbacks.Callback):
@@ -119,10 +117,10 @@ class RecoveryCallback(keras.callbacks.Callback):
 
     The model is compiled with a DistributedOptimizer, and trains with on_failure=rejoin. A step that fails is made
     again with the same batch, and so is what the workers do together at the end of an epoch. A replacement gets the
-    variables of model and optimizer, and what the other callbacks count. It passes over the batches of its first epoch
-    that are past, and its metrics of that epoch are of the rest. So a worker's batches must follow from its rank, the
-    epoch and their number alone: pass shuffle=False to `fit`, which is not its default, and no dataset with a random
-    order of its own.
+    variables of model and optimizer, and what the other callbacks have noted since training has begun, in numbers,
+    texts, arrays, lists and dicts. It passes over the batches of its first epoch that are past, and takes the metrics
+    of that epoch from the others. So a worker's batches must follow from its rank, the epoch and their number alone:
+    pass shuffle=False to `fit`, which is not its default, and no dataset with a random order of its own.
 
     The layers' random numbers are drawn from `seed`, rank and step. Rank 0 writes snapshots to `directory` every
     `every` steps, and keeps `keep`; an end of an epoch counts as a step. `fit` may be called once. Raises
@@ -144,6 +142,7 @@ class RecoveryCallback(keras.callbacks.Callback):
         """Meets the other workers, with the model as it is at the start."""
         here = context()
         here.features.add("fixed_loop", type(self).__name__)
+        here.recovered_exchange = getattr(self.model.optimizer, "_poseidon_exchange", None)
         watch = watch_of(self.model)
         if watch is None:
             raise InvalidArgument(
@@ -160,10 +159,12 @@ class RecoveryCallback(keras.callbacks.Callback):
         self.recovery = Recovery(state, here, **self._arguments)
         state.steps = self._steps = LoopSteps(self.recovery, HostStreams)
         self._steps.begin_at(self.recovery.step)
-        watch.attempts, watch.before_step = self._end_epoch, state.before_step
+        watch.attempts, watch.end_attempt, watch.before_step = self._end_epoch, self._attempt, state.before_step
         self._train, self._generation = self.model.train_function, 0
         self.model.train_function = self._train_batches
         self._left_out = state.batch
+        self._is_partial = state.batch > 0  # the epoch of which the metrics are those of a part
+        self._iterator: Any = None
         if state.epoch or state.has_stopped:
             self.model._initial_epoch = self.params["epochs"] if state.has_stopped else state.epoch
 
@@ -182,23 +183,39 @@ class RecoveryCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Waits for the other workers."""
-        self._state.has_stopped = True
+        self._state.has_stopped = bool(self.model.stop_training)
         self._steps.finish()
         self.model._initial_epoch = None
         self.model.make_train_function(force=True)
 
     def _train_batches(self, iterator: Any) -> Any:
         """What `fit` calls in the place of the model's own function."""
+        self._check_iterator(iterator)
         batches = list(islice(iterator, self.model.steps_per_execution))
         if not batches:
             raise StopIteration
         if self._left_out:
             self._left_out -= 1
             self.model._symbolic_build(data_batch=batches[0])  # metrics have no result before
-            return self.model.get_metrics_result()
+            return self._metrics()
         logs = self._attempt(lambda: self._function()(batches))
         self._state.batch += 1
-        return self.model.get_metrics_result() if logs is None else logs
+        return self._metrics() if logs is None else logs
+
+    def _metrics(self) -> Any:
+        try:
+            return self.model.get_metrics_result()
+        except ValueError:  # a train_step of the program's own does not use them
+            return {}
+
+    def _check_iterator(self, iterator: Any) -> None:
+        """Raises InvalidArgument for data that go on from epoch to epoch: a replacement would begin with the first."""
+        before, self._iterator = self._iterator, (self._state.epoch, iterator)
+        if before is not None and before[0] != self._state.epoch and before[1] is iterator and self._state.recovers:
+            raise InvalidArgument(
+                "the data go on from one epoch to the next, as an endless dataset with steps_per_epoch, and a "
+                "replacement would begin with the first batch: give data that begin anew in each epoch"
+            )
 
     def _attempt(self, make: Callable[[], Any]) -> Any:
         """Makes a step. None if others have made it, and the variables have its results."""
@@ -218,23 +235,27 @@ class RecoveryCallback(keras.callbacks.Callback):
         """Runs what all workers do together at the end of an epoch, and gives this one its results."""
 
         def make() -> bool:
+            if self._is_partial and logs is not None:  # those who have trained the whole epoch know the mean
+                for name in [name for name in logs if not name.startswith("val_")]:
+                    del logs[name]
             end()
             self._state.logs = {} if logs is None else {name: float(value) for name, value in logs.items()}
             return True
 
         if self._attempt(make) is None and logs is not None:
             logs.update(self._state.logs)
+        self._is_partial = False
         self._state.epoch, self._state.batch = self._state.epoch + 1, 0
 
 
-def _remembered(callback: Any) -> dict[str, Any]:
-    """What a callback counts: its numbers, texts and arrays."""
-    found = {
-        name: _plain(value)
-        for name, value in vars(callback).items()
-        if not name.startswith("_") and name not in ("params", "model", "history", "monitor_op") and _is_plain(value)
-    }
-    return {"compares": getattr(callback, "monitor_op", None) is not None, "found": found}
+def _plain_attributes(callback: Any) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in vars(callback).items() if name not in _OF_KERAS and _is_plain(value)}
+
+
+def _remembered(callback: Any, now: Mapping[str, Any], first: Mapping[str, Any]) -> dict[str, Any]:
+    """What a callback has noted since the first step. The rest, such as the name of a file, is each rank's own."""
+    changed = {name: value for name, value in now.items() if name not in first or not _is_same(value, first[name])}
+    return {"compares": getattr(callback, "monitor_op", None) is not None, "found": changed}
 
 
 def _remind(callback: Any, remembered: Mapping[str, Any]) -> None:
@@ -247,10 +268,39 @@ def _remind(callback: Any, remembered: Mapping[str, Any]) -> None:
 def _is_plain(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_is_plain(one) for one in value)
+    if type(value) is dict:
+        return all(_is_plain(one) for pair in value.items() for one in pair)
     return isinstance(value, (*_PLAIN, np.generic, np.ndarray))
 
 
 def _plain(value: Any) -> Any:
+    """A copy of the containers, with Python's numbers; arrays are the same."""
     if isinstance(value, (list, tuple)):
-        return type(value)(_plain(one) for one in value)
+        return [_plain(one) for one in value] if isinstance(value, list) else tuple(_plain(one) for one in value)
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
     return value.item() if isinstance(value, np.generic) else value
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, (list, tuple)) and type(one) is type(other):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return one is other
+    return type(one) is type(other) and one == other
+
+
+def _untracked(model: Any, known: Sequence[Any]) -> list[tf.Variable]:
+    """TensorFlow's own variables that lie in the model or its layers, which Keras does not count."""
+    held = {id(getattr(one, "value", one)) for one in known}
+    found = [value for layer in model._flatten_layers() for value in vars(layer).values()]
+    return list({id(one): one for one in found if isinstance(one, tf.Variable) and id(one) not in held}.values())
+
+
+def _seed_generators(model: Any) -> list[Any]:
+    """The states of those of the layers, and of the one that functions of keras.random without a seed use."""
+    own = [one.state for layer in model._flatten_layers() for one in getattr(layer, "_seed_generators", [])]
+    named = [one for one in model.variables if one.name == "seed_generator_state"]
+    return list({id(one): one for one in (*own, *named, global_seed_generator().state)}.values())
