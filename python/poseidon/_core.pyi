@@ -6,7 +6,6 @@ import enum
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-
 class _Array(Protocol):
     """An array in the host's memory, in C order, that DLPack can hand over."""
 
@@ -21,7 +20,6 @@ class Options:
     """Every setting of the core; timeout in seconds."""
 
     def __init__(self, **kwargs: Any) -> None: ...
-
     @property
     def rank(self) -> Any:
         """
@@ -30,28 +28,24 @@ class Options:
 
     @rank.setter
     def rank(self, arg: object, /) -> None: ...
-
     @property
     def world_size(self) -> Any:
         """Number of workers. With on_failure=shrink it is the number of slots."""
 
     @world_size.setter
     def world_size(self, arg: object, /) -> None: ...
-
     @property
     def master_addr(self) -> Any:
         """Address of rank 0's machine, where all ranks meet."""
 
     @master_addr.setter
     def master_addr(self, arg: object, /) -> None: ...
-
     @property
     def master_port(self) -> Any:
         """Port on rank 0's machine where all ranks meet."""
 
     @master_port.setter
     def master_port(self, arg: object, /) -> None: ...
-
     @property
     def generation(self) -> Any:
         """
@@ -60,7 +54,6 @@ class Options:
 
     @generation.setter
     def generation(self, arg: object, /) -> None: ...
-
     @property
     def run(self) -> Any:
         """
@@ -69,14 +62,12 @@ class Options:
 
     @run.setter
     def run(self, arg: object, /) -> None: ...
-
     @property
     def job(self) -> Any:
         """Name of the job. Workers of different jobs never talk to each other."""
 
     @job.setter
     def job(self, arg: object, /) -> None: ...
-
     @property
     def secret(self) -> Any:
         """
@@ -85,7 +76,6 @@ class Options:
 
     @secret.setter
     def secret(self, arg: object, /) -> None: ...
-
     @property
     def tls(self) -> Any:
         """
@@ -94,7 +84,6 @@ class Options:
 
     @tls.setter
     def tls(self, arg: object, /) -> None: ...
-
     @property
     def timeout(self) -> Any:
         """
@@ -103,7 +92,6 @@ class Options:
 
     @timeout.setter
     def timeout(self, arg: object, /) -> None: ...
-
     @property
     def late_timeout(self) -> Any:
         """
@@ -112,7 +100,6 @@ class Options:
 
     @late_timeout.setter
     def late_timeout(self, arg: object, /) -> None: ...
-
     @property
     def transport(self) -> Any:
         """
@@ -121,7 +108,6 @@ class Options:
 
     @transport.setter
     def transport(self, arg: object, /) -> None: ...
-
     @property
     def interfaces(self) -> Any:
         """
@@ -130,14 +116,12 @@ class Options:
 
     @interfaces.setter
     def interfaces(self, arg: object, /) -> None: ...
-
     @property
     def flows(self) -> Any:
         """Connections from each worker to each server core."""
 
     @flows.setter
     def flows(self, arg: object, /) -> None: ...
-
     @property
     def coding(self) -> Any:
         """
@@ -146,7 +130,6 @@ class Options:
 
     @coding.setter
     def coding(self, arg: object, /) -> None: ...
-
     @property
     def reduce_by_host(self) -> Any:
         """
@@ -155,7 +138,6 @@ class Options:
 
     @reduce_by_host.setter
     def reduce_by_host(self, arg: object, /) -> None: ...
-
     @property
     def rack(self) -> Any:
         """
@@ -164,7 +146,6 @@ class Options:
 
     @rack.setter
     def rack(self, arg: object, /) -> None: ...
-
     @property
     def machine(self) -> Any:
         """
@@ -173,7 +154,6 @@ class Options:
 
     @machine.setter
     def machine(self, arg: object, /) -> None: ...
-
     @property
     def worker_cores(self) -> Any:
         """
@@ -182,7 +162,6 @@ class Options:
 
     @worker_cores.setter
     def worker_cores(self, arg: object, /) -> None: ...
-
     @property
     def servers(self) -> Any:
         """
@@ -191,7 +170,6 @@ class Options:
 
     @servers.setter
     def servers(self, arg: object, /) -> None: ...
-
     @property
     def server_cores(self) -> Any:
         """
@@ -200,21 +178,18 @@ class Options:
 
     @server_cores.setter
     def server_cores(self, arg: object, /) -> None: ...
-
     @property
     def compute_threads(self) -> Any:
         """Threads that multiply factors."""
 
     @compute_threads.setter
     def compute_threads(self, arg: object, /) -> None: ...
-
     @property
     def revise(self) -> Any:
         """What becomes of the schemes that "auto" has chosen."""
 
     @revise.setter
     def revise(self, arg: object, /) -> None: ...
-
     @property
     def chunk_bytes(self) -> Any:
         """
@@ -223,21 +198,18 @@ class Options:
 
     @chunk_bytes.setter
     def chunk_bytes(self, arg: object, /) -> None: ...
-
     @property
     def small_bytes(self) -> Any:
         """Largest tensor that is exchanged in a group."""
 
     @small_bytes.setter
     def small_bytes(self, arg: object, /) -> None: ...
-
     @property
     def group_bytes(self) -> Any:
         """Size at which a group of small tensors is closed."""
 
     @group_bytes.setter
     def group_bytes(self, arg: object, /) -> None: ...
-
     @property
     def priority_classes(self) -> Any:
         """
@@ -246,7 +218,6 @@ class Options:
 
     @priority_classes.setter
     def priority_classes(self, arg: object, /) -> None: ...
-
     @property
     def dscp(self) -> Any:
         """
@@ -255,14 +226,12 @@ class Options:
 
     @dscp.setter
     def dscp(self, arg: object, /) -> None: ...
-
     @property
     def stragglers(self) -> Any:
         """What a step does about workers that come late."""
 
     @stragglers.setter
     def stragglers(self, arg: object, /) -> None: ...
-
     @property
     def straggler_factor(self) -> Any:
         """
@@ -271,7 +240,6 @@ class Options:
 
     @straggler_factor.setter
     def straggler_factor(self, arg: object, /) -> None: ...
-
     @property
     def straggler_steps(self) -> Any:
         """
@@ -280,14 +248,12 @@ class Options:
 
     @straggler_steps.setter
     def straggler_steps(self, arg: object, /) -> None: ...
-
     @property
     def consistency(self) -> Any:
         """Whom a worker waits for where servers update."""
 
     @consistency.setter
     def consistency(self, arg: object, /) -> None: ...
-
     @property
     def staleness(self) -> Any:
         """
@@ -296,14 +262,12 @@ class Options:
 
     @staleness.setter
     def staleness(self, arg: object, /) -> None: ...
-
     @property
     def on_failure(self) -> Any:
         """What the other workers do when one is lost."""
 
     @on_failure.setter
     def on_failure(self, arg: object, /) -> None: ...
-
     @property
     def min_workers(self) -> Any:
         """
@@ -312,7 +276,6 @@ class Options:
 
     @min_workers.setter
     def min_workers(self, arg: object, /) -> None: ...
-
     @property
     def replica_check(self) -> Any:
         """
@@ -321,7 +284,6 @@ class Options:
 
     @replica_check.setter
     def replica_check(self, arg: object, /) -> None: ...
-
     @property
     def flight_record(self) -> Any:
         """
@@ -330,7 +292,6 @@ class Options:
 
     @flight_record.setter
     def flight_record(self, arg: object, /) -> None: ...
-
     @property
     def memory_limit(self) -> Any:
         """
@@ -339,7 +300,6 @@ class Options:
 
     @memory_limit.setter
     def memory_limit(self, arg: object, /) -> None: ...
-
     @property
     def server_memory(self) -> Any:
         """
@@ -348,7 +308,6 @@ class Options:
 
     @server_memory.setter
     def server_memory(self, arg: object, /) -> None: ...
-
     @property
     def rate_limit(self) -> Any:
         """
@@ -357,14 +316,12 @@ class Options:
 
     @rate_limit.setter
     def rate_limit(self, arg: object, /) -> None: ...
-
     @property
     def max_jobs(self) -> Any:
         """Maximum concurrent jobs per secret on a dedicated server."""
 
     @max_jobs.setter
     def max_jobs(self, arg: object, /) -> None: ...
-
     @property
     def checkpoint_dir(self) -> Any:
         """
@@ -373,49 +330,42 @@ class Options:
 
     @checkpoint_dir.setter
     def checkpoint_dir(self, arg: object, /) -> None: ...
-
     @property
     def checkpoint_every(self) -> Any:
         """Steps from one checkpoint to the next."""
 
     @checkpoint_every.setter
     def checkpoint_every(self, arg: object, /) -> None: ...
-
     @property
     def checkpoint_keep(self) -> Any:
         """Complete checkpoints that are kept."""
 
     @checkpoint_keep.setter
     def checkpoint_keep(self, arg: object, /) -> None: ...
-
     @property
     def schedule(self) -> Any:
         """When a layer's exchange starts."""
 
     @schedule.setter
     def schedule(self, arg: object, /) -> None: ...
-
     @property
     def partition(self) -> Any:
         """How tensors are spread over the shards."""
 
     @partition.setter
     def partition(self, arg: object, /) -> None: ...
-
     @property
     def aggregation(self) -> Any:
         """When a server adds up what its workers send."""
 
     @aggregation.setter
     def aggregation(self, arg: object, /) -> None: ...
-
     @property
     def reduce_order(self) -> Any:
         """In which order the workers' parts are added."""
 
     @reduce_order.setter
     def reduce_order(self, arg: object, /) -> None: ...
-
     @property
     def assignment(self) -> Any:
         """What a server core is responsible for."""
@@ -449,94 +399,81 @@ def last_refused(store: object, job: str) -> str:
 class Cluster:
     """P1 workers, P2 servers and where the servers are."""
 
-    def __init__(self, worker_count: int, server_count: int, placement: str = 'colocated', hosts: Sequence[int] = []) -> None:
+    def __init__(
+        self, worker_count: int, server_count: int, placement: str = "colocated", hosts: Sequence[int] = []
+    ) -> None:
         """
         `hosts` has the machine of each worker, if workers of one machine add up among themselves.
         """
 
     @property
     def hosts(self) -> list[int]: ...
-
     @property
     def racks(self) -> list[int]: ...
-
     @property
     def worker_count(self) -> int: ...
-
     @property
     def server_count(self) -> int: ...
-
     @property
     def placement(self) -> str: ...
 
 class Layer:
     """One tensor to synchronize."""
 
-    def __init__(self, name: str, dtype: str, element_count: int, rows: int = 0, cols: int = 0, scheme: str = 'auto', stored: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        dtype: str,
+        element_count: int,
+        rows: int = 0,
+        cols: int = 0,
+        scheme: str = "auto",
+        stored: bool = False,
+    ) -> None:
         """
         Without an update of its own, a wire format or what else wished_layer() gives.
         """
 
     @property
     def kept_count(self) -> int: ...
-
     @property
     def name(self) -> str: ...
-
     @property
     def dtype(self) -> str: ...
-
     @property
     def element_count(self) -> int: ...
-
     @property
     def rows(self) -> int: ...
-
     @property
     def cols(self) -> int: ...
-
     @property
     def scheme(self) -> str: ...
-
     @property
     def stored(self) -> bool: ...
-
     @property
     def whole(self) -> bool: ...
-
     @property
     def wire(self) -> str: ...
-
     @property
     def parameter_wire(self) -> str: ...
-
     @property
     def lossy(self) -> str: ...
-
     @property
     def factor_wire(self) -> str: ...
-
     @property
     def topk_fraction(self) -> float: ...
-
     @property
     def powersgd_rank(self) -> int: ...
-
     @property
     def matrix_rows(self) -> int: ...
-
     @property
     def may_lose(self) -> bool: ...
-
     @property
     def row_gradient(self) -> bool: ...
-
     @property
     def zeros_are_missing(self) -> bool: ...
-
     @property
     def factorable(self) -> bool: ...
-
     @property
     def size_bytes(self) -> int: ...
 
@@ -545,16 +482,12 @@ class LayerTerms:
 
     @property
     def scheme(self) -> str: ...
-
     @property
     def schemes(self) -> list[str]: ...
-
     @property
     def uses_factors(self) -> bool: ...
-
     @property
     def grouped(self) -> bool: ...
-
     def wire(self, layer: Layer) -> str:
         """The format in which the dense gradient of this layer travels."""
 
@@ -563,13 +496,10 @@ class LayerTerms:
 
     @property
     def bytes_per_value(self) -> float: ...
-
     @property
     def bytes_per_factor(self) -> float: ...
-
     @property
     def kept_count(self) -> int: ...
-
     @property
     def reason(self) -> str: ...
 
@@ -590,43 +520,30 @@ class SchemeTraits:
 
     @property
     def name(self) -> str: ...
-
     @property
     def title(self) -> str: ...
-
     @property
     def summary(self) -> str: ...
-
     @property
     def takes_factors(self) -> bool: ...
-
     @property
     def takes_rows(self) -> bool: ...
-
     @property
     def workers_multiply(self) -> bool: ...
-
     @property
     def only_one_worker(self) -> bool: ...
-
     @property
     def converts(self) -> bool: ...
-
     @property
     def lossy(self) -> bool: ...
-
     @property
     def uses_servers(self) -> bool: ...
-
     @property
     def can_drop_late(self) -> bool: ...
-
     @property
     def automatic(self) -> bool: ...
-
     @property
     def one_way_at_a_time(self) -> bool: ...
-
     @property
     def baseline(self) -> bool: ...
 
@@ -638,17 +555,13 @@ class SchemeCost:
 
     @property
     def worker(self) -> float: ...
-
     @property
     def server(self) -> float: ...
-
     @property
     def server_and_worker(self) -> float: ...
-
     def busiest(self, cluster: Cluster) -> float: ...
 
 def scheme_cost(scheme: str, rows: int, cols: int, factor_count: float, cluster: Cluster) -> SchemeCost: ...
-
 def scheme_multiply_adds(scheme: str, rows: int, cols: int, factor_count: float, cluster: Cluster) -> float:
     """Multiply-adds of the busiest process from the last part to the result."""
 
@@ -659,19 +572,14 @@ class Chunk:
 
     @property
     def index(self) -> int: ...
-
     @property
     def offset_bytes(self) -> int: ...
-
     @property
     def size_bytes(self) -> int: ...
-
     @property
     def server(self) -> int: ...
-
     @property
     def core(self) -> int: ...
-
     @property
     def flow(self) -> int: ...
 
@@ -680,28 +588,20 @@ class Unit:
 
     @property
     def id(self) -> int: ...
-
     @property
     def name(self) -> str: ...
-
     @property
     def size_bytes(self) -> int: ...
-
     @property
     def layers(self) -> list[int]: ...
-
     @property
     def chunks(self) -> list[Chunk]: ...
-
     @property
     def dtype(self) -> str: ...
-
     @property
     def bytes_per_value(self) -> float: ...
-
     @property
     def bytes_per_factor(self) -> float: ...
-
     @property
     def grouped(self) -> bool: ...
 
@@ -710,22 +610,16 @@ class Plan:
 
     @property
     def cluster(self) -> Cluster: ...
-
     @property
     def layers(self) -> list[Layer]: ...
-
     @property
     def terms(self) -> list[LayerTerms]: ...
-
     @property
     def units(self) -> list[Unit]: ...
-
     @property
     def unit_of_layer(self) -> list[int]: ...
-
     @property
     def server_bytes(self) -> list[int]: ...
-
     def lines(self) -> list[str]: ...
 
 def best_scheme(layer: Layer, factor_count: float, cluster: Cluster) -> str: ...
@@ -733,7 +627,6 @@ def best_scheme(layer: Layer, factor_count: float, cluster: Cluster) -> str: ...
 MESSAGE_HEADER_BYTES: int = 64
 
 def priority_class(urgency: float, threshold: float, class_count: int) -> int: ...
-
 def make_plan(layers: Sequence[Layer], cluster: Cluster, options: Options, first_unit_id: int = 0) -> Plan: ...
 
 class CheckpointListing:
@@ -741,25 +634,18 @@ class CheckpointListing:
 
     @property
     def job(self) -> str: ...
-
     @property
     def version(self) -> int: ...
-
     @property
     def run(self) -> int: ...
-
     @property
     def file_count(self) -> int: ...
-
     @property
     def unit_count(self) -> int: ...
-
     @property
     def size_bytes(self) -> int: ...
-
     @property
     def complete(self) -> bool: ...
-
     @property
     def problem(self) -> str: ...
 
@@ -772,11 +658,9 @@ class UpdateRule:
     How servers update a layer (include/poseidon/update.h). The keywords are the values of the kind. `aggregator` is the name of what reduces the ranks' contributions (include/poseidon/aggregate.h); the servers have to know it.
     """
 
-    def __init__(self, kind: str, *, keeps_gradient: bool = False, aggregator: str = 'sum', **values: Any) -> None: ...
-
+    def __init__(self, kind: str, *, keeps_gradient: bool = False, aggregator: str = "sum", **values: Any) -> None: ...
     @property
     def state_count(self) -> int: ...
-
     def __eq__(self, arg: object, /) -> bool: ...
 
 GRADIENT_ARRAY: int = 5
@@ -786,43 +670,30 @@ class LayerStats:
 
     @property
     def scheme(self) -> str: ...
-
     @property
     def step(self) -> int: ...
-
     @property
     def present(self) -> bool: ...
-
     @property
     def factor_count(self) -> int: ...
-
     @property
     def bytes_sent(self) -> int: ...
-
     @property
     def bytes_received(self) -> int: ...
-
     @property
     def late(self) -> bool: ...
-
     @property
     def behind(self) -> int: ...
-
     @property
     def update_count(self) -> int: ...
-
     @property
     def oldest_version(self) -> int: ...
-
     @property
     def newest_version(self) -> int: ...
-
     @property
     def started_ns(self) -> int: ...
-
     @property
     def completed_ns(self) -> int: ...
-
     @property
     def compute_ns(self) -> int:
         """Of these, at the end: products or sums of the parts."""
@@ -832,7 +703,6 @@ class LateRank:
 
     @property
     def rank(self) -> int: ...
-
     @property
     def late_steps(self) -> int:
         """
@@ -841,7 +711,6 @@ class LateRank:
 
     @property
     def late_chunks(self) -> int: ...
-
     @property
     def last_step(self) -> int:
         """The last of these steps."""
@@ -851,13 +720,10 @@ class TrafficStats:
 
     @property
     def bytes_sent(self) -> int: ...
-
     @property
     def bytes_received(self) -> int: ...
-
     @property
     def plain_bytes_sent(self) -> int: ...
-
     @property
     def plain_bytes_received(self) -> int: ...
 
@@ -920,15 +786,24 @@ class Collectives:
     """
 
     def add(self, communicator: int, ranks: Sequence[int]) -> None: ...
-
-    def start(self, communicator: int, kind: CollectiveKind, inputs: Sequence[_Array], outputs: Sequence[_Array], input_bytes: Sequence[int], output_bytes: Sequence[int], element: Element = Element.uint8, op: ReduceOp = ReduceOp.sum, divisor: int = 1, root: int = 0, label: int = 0, urgency: float = 0.5) -> int: ...
-
+    def start(
+        self,
+        communicator: int,
+        kind: CollectiveKind,
+        inputs: Sequence[_Array],
+        outputs: Sequence[_Array],
+        input_bytes: Sequence[int],
+        output_bytes: Sequence[int],
+        element: Element = Element.uint8,
+        op: ReduceOp = ReduceOp.sum,
+        divisor: int = 1,
+        root: int = 0,
+        label: int = 0,
+        urgency: float = 0.5,
+    ) -> int: ...
     def send(self, communicator: int, to: int, tag: int, label: int, data: _Array) -> int: ...
-
     def receive(self, communicator: int, source: int | None, tag: int, label: int, memory: _Array) -> int: ...
-
     def wait(self, call: int, limit_s: float | None = None) -> int | None: ...
-
     def done(self, call: int) -> bool: ...
 
 class Arrays:
@@ -941,31 +816,22 @@ class Client:
 
     @staticmethod
     def connect(options: Options, store: object | None = None) -> Client: ...
-
     @property
     def rank(self) -> int: ...
-
     @property
     def world_size(self) -> int: ...
-
     @property
     def cluster(self) -> Cluster: ...
-
     @property
     def generation(self) -> int: ...
-
     @property
     def run(self) -> str: ...
-
     @property
     def joining(self) -> bool: ...
-
     @property
     def servers_save(self) -> bool: ...
-
     @property
     def collectives(self) -> Collectives: ...
-
     @property
     def c_exchange(self) -> int:
         """
@@ -978,35 +844,28 @@ class Client:
         """
 
     def remove_look(self, number: int) -> None: ...
-
     def add_layers(self, layers: Sequence[Layer], transient: bool = False) -> tuple[int, Plan]: ...
-
     def start(self, layer: int, array: _Array, divisor: int, factor_count: int | None = None) -> None: ...
-
     def start_all(self, first_layer: int, arrays: Arrays, divisor: int) -> None: ...
-
     def push_pull(self, layer: int, array: _Array, destination: _Array, divisor: int) -> int: ...
-
     def push(self, layer: int, array: _Array, divisor: int) -> int: ...
-
     def pull(self, layer: int, destination: _Array, index: int = 0, exact: bool = False) -> int: ...
-
     def assign(self, layer: int, array: _Array, index: int = 0, update_count: int = 0) -> int: ...
-
     def restore(self, layer: int, destination: _Array, version_limit: int = 0) -> None: ...
-
     def set_rule(self, layer: int, rule: UpdateRule, compared: bool = True) -> None: ...
-
     def choose_chunk_bytes(self, known: int = 0) -> int: ...
-
     def start_absent(self, layer: int, array: _Array, divisor: int, counts: bool = True) -> None: ...
-
-    def start_factors(self, layer: int, lefts: Sequence[_Array], rights: Sequence[_Array], destination: _Array | None, divisor: int, accumulate: bool = False) -> None: ...
-
+    def start_factors(
+        self,
+        layer: int,
+        lefts: Sequence[_Array],
+        rights: Sequence[_Array],
+        destination: _Array | None,
+        divisor: int,
+        accumulate: bool = False,
+    ) -> None: ...
     def start_rows(self, layer: int, indexes: _Array, values: _Array, divisor: int) -> None: ...
-
     def start_absent_rows(self, layer: int, divisor: int, counts: bool = True) -> None: ...
-
     def result_rows(self, arg: int, /) -> Any:
         """
         The indexes (int32; None: all rows) and values of a layer's result, as bytes that are valid until its next start.
@@ -1018,40 +877,25 @@ class Client:
         """
 
     def set_residual(self, layer: int, residual: _Array | None) -> None: ...
-
     def next_scheme(self, arg: int, /) -> str: ...
-
     def set_factor_count(self, arg0: int, arg1: int, /) -> None: ...
-
     def choose(self, layer: int, scheme: str, factor_count: float) -> None: ...
-
     def gathered(self, arg: int, /) -> list: ...
-
     def act_for(self, thread: int) -> None: ...
-
     def expect_other_threads(self) -> None: ...
-
     def wait_all(self) -> None: ...
-
     def wait(self, arg: int, /) -> None: ...
-
     def wait_operation(self, layer: int, number: int) -> None: ...
-
     def wait_range(self, first_layer: int, count: int) -> None: ...
-
     def done(self, arg: int, /) -> bool: ...
-
     def operation_done(self, arg0: int, arg1: int, /) -> bool: ...
-
-    def set_priorities(self, first_layer: int, urgencies: Sequence[float], priority_classes: Sequence[int], priority_threshold: float) -> None: ...
-
+    def set_priorities(
+        self, first_layer: int, urgencies: Sequence[float], priority_classes: Sequence[int], priority_threshold: float
+    ) -> None: ...
     @property
     def failure(self) -> Any: ...
-
     def notices(self) -> list[str]: ...
-
     def fresh_notices(self) -> list[str]: ...
-
     def behind(self) -> int:
         """
         How many further steps have been completed without this rank (stragglers=drop).
@@ -1063,7 +907,6 @@ class Client:
         """
 
     def layer_stats(self, arg: int, /) -> LayerStats: ...
-
     def record_pushes(self, first: int, count: int) -> None:
         """
         Keeps how every layer's pushes from number `first` on go, which are LayerStats.step. What was kept before is forgotten. Any thread.
@@ -1075,9 +918,7 @@ class Client:
         """
 
     def traffic(self) -> TrafficStats: ...
-
     def abort(self, reason: str, planned: bool = False) -> None: ...
-
     def shutdown(self, serves_on: bool = False) -> None: ...
 
 class JobReport:
@@ -1085,7 +926,6 @@ class JobReport:
 
     @property
     def name(self) -> str: ...
-
     @property
     def secret(self) -> int:
         """Which secret its workers know, from 1; 0 if the server has none."""
@@ -1096,37 +936,26 @@ class JobReport:
 
     @property
     def generation(self) -> int: ...
-
     @property
     def worker_count(self) -> int: ...
-
     @property
     def connected_count(self) -> int: ...
-
     @property
     def bytes_received(self) -> int: ...
-
     @property
     def bytes_sent(self) -> int: ...
-
     @property
     def plain_bytes_received(self) -> int: ...
-
     @property
     def plain_bytes_sent(self) -> int: ...
-
     @property
     def memory_bytes(self) -> int: ...
-
     @property
     def memory_limit_bytes(self) -> int: ...
-
     @property
     def open_chunk_count(self) -> int: ...
-
     @property
     def age_s(self) -> float: ...
-
     @property
     def silent_s(self) -> float: ...
 
@@ -1135,22 +964,16 @@ class ServerReport:
 
     @property
     def jobs(self) -> list[JobReport]: ...
-
     @property
     def bytes_received(self) -> int: ...
-
     @property
     def bytes_sent(self) -> int: ...
-
     @property
     def plain_bytes_received(self) -> int: ...
-
     @property
     def plain_bytes_sent(self) -> int: ...
-
     @property
     def memory_bytes(self) -> int: ...
-
     @property
     def memory_limit_bytes(self) -> int: ...
 
@@ -1159,30 +982,22 @@ class Server:
 
     @staticmethod
     def listen(options: Options, port: int = 0) -> Server: ...
-
     @property
     def address(self) -> str: ...
-
     def notices(self) -> list[str]: ...
-
     def report(self) -> ServerReport: ...
-
     def drain(self) -> None: ...
-
     def draining(self) -> bool: ...
-
     def drained(self) -> bool: ...
-
     def evict(self, job: str, secret: int) -> bool: ...
-
     def shutdown(self) -> None: ...
 
-def container_memory_bytes(root: str = '') -> int | None:
+def container_memory_bytes(root: str = "") -> int | None:
     """
     The least limit of memory of the containers around this process (include/poseidon/machine.h).
     """
 
-def container_processors(root: str = '') -> float | None:
+def container_processors(root: str = "") -> float | None:
     """
     How many processors their least quota is, maybe with a fraction (include/poseidon/machine.h).
     """
@@ -1204,20 +1019,16 @@ class Connection:
 
     @property
     def own_address(self) -> str: ...
-
     @property
     def peer_address(self) -> str: ...
-
     @property
     def acknowledged_bytes(self) -> int: ...
-
     @property
     def busy_us(self) -> int:
         """How long some bytes were not acknowledged yet."""
 
     @property
     def round_trip_us(self) -> int: ...
-
     @property
     def resent_packets(self) -> int: ...
 
@@ -1242,7 +1053,6 @@ class DropRule:
     """
 
     def __init__(self, worker_count: int, factor: float) -> None: ...
-
     def end_step(self, arrivals_ns: Sequence[int], waits_until_ns: int) -> int:
         """
         When the next step ends; arrivals by rank. Until waits_until_ns it ends for all ranks only.

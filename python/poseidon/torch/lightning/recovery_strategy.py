@@ -197,8 +197,8 @@ def recovery_strategy_class(package: str) -> type[Any]:
             assert self._progress is not None
             if self._loader is not None and not self._loader.is_begun:
                 raise InvalidArgument(
-                    "RecoveryStrategy deals the examples of one training loader, and there are several: combine their "
-                    "datasets in one"
+                    "RecoveryStrategy deals the examples of one training loader, and there are several: give one, of "
+                    "all datasets"
                 )
             sampler = _sampler_of(dataloader, self._seed)
             loader = data._update_dataloader(dataloader, sampler)
