@@ -38,7 +38,8 @@ class Control:
         self._layers: dict[tuple[str, int, str], int] = {}
         self._slot_count = 0
         self._sent: dict[int, NDArray[Any]] = {}  # by layer, what is on its way and nobody here waits for
-        self._layer("int64", 1, _BARRIER)  # on all ranks, although some may never call it
+        for slot in (_BARRIER, ""):  # on all ranks, although one may wait, or send a number, before the others do
+            self._layer("int64", 1, slot)
 
     def _layer(self, dtype: str, element_count: int, slot: str = "") -> int:
         key = (dtype, element_count, slot)

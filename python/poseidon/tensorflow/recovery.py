@@ -15,6 +15,7 @@ from keras.src.random.seed_generator import global_seed_generator
 from poseidon.adapter.compiled_state import CompiledState
 from poseidon.adapter.loop_steps import LoopSteps
 from poseidon.adapter.membership import Membership
+from poseidon.adapter.numpy_arrays import NUMPY_ARRAYS
 from poseidon.adapter.random_streams import HostStreams, step_seed
 from poseidon.adapter.recovery import Recovery
 from poseidon.errors import InvalidArgument
@@ -270,7 +271,9 @@ def _is_plain(value: Any) -> bool:
         return all(_is_plain(one) for one in value)
     if type(value) is dict:
         return all(_is_plain(one) for pair in value.items() for one in pair)
-    return isinstance(value, (*_PLAIN, np.generic, np.ndarray))
+    if isinstance(value, np.ndarray):
+        return NUMPY_ARRAYS.kind_of(value) is not None
+    return isinstance(_plain(value), _PLAIN)
 
 
 def _plain(value: Any) -> Any:
