@@ -18,9 +18,8 @@ from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "python"))
-from ssh_hosts import NAMES, ssh_hosts  # noqa: E402
-
-from poseidon.bench.cluster.task import MODELS  # noqa: E402
+from poseidon.bench.cluster.task import MODELS
+from ssh_hosts import NAMES, ssh_hosts
 
 MEDIAN_BAR, WORST_BAR, PEERS_BAR = 0.02, 0.08, 0.15
 
