@@ -11,18 +11,19 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from poseidon.adapter.agreement import check_same
-from poseidon.adapter.arrays import ArrayKind, Bytes, StateArrays
+from poseidon.adapter.arrays import Bytes
 from poseidon.adapter.layer import SyncedLayer
 from poseidon.adapter.layer_rules import LayerFacts, LayerRules, LayerWishes
 from poseidon.adapter.layer_table import LayerTable
 from poseidon.adapter.membership import Membership
+from poseidon.adapter.numpy_arrays import NUMPY_ARRAYS
 from poseidon.adapter.plan_table import make_plan_table
 from poseidon.adapter.priorities import Priorities
 from poseidon.adapter.process import Process
@@ -31,31 +32,6 @@ from poseidon.adapter.stats import StepRecord
 from poseidon.adapter.training_state import RandomStreams, TrainingState
 
 RATE = 0.05
-
-
-class NumpyArrays(StateArrays):
-    dtypes: Mapping[str, Any] = {name: np.dtype(name) for name in ("float32", "float64", "int64", "uint8")}
-
-    def kind_of(self, value: Any) -> ArrayKind | None:
-        return (value.dtype.name, value.shape) if isinstance(value, np.ndarray) else None
-
-    def size_bytes(self, array: NDArray[Any]) -> int:
-        return array.nbytes
-
-    def bytes_of(self, array: NDArray[Any]) -> Bytes:
-        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-    def overwrite(self, array: NDArray[Any], data: Bytes) -> None:
-        array[...] = data.view(array.dtype).reshape(array.shape)
-
-    def make(self, kind: ArrayKind, data: bytearray | None = None) -> NDArray[Any]:
-        name, shape = kind
-        return np.empty(shape, name) if data is None else np.frombuffer(data, name).reshape(shape)
-
-    def host_copy(self, array: NDArray[Any]) -> NDArray[Any]:
-        return array.copy()
-
-    copy = host_copy
 
 
 class Variable(SyncedLayer):
@@ -138,7 +114,7 @@ class Streams(RandomStreams):
 
 
 class LinearState(TrainingState):
-    arrays = NumpyArrays()
+    arrays = NUMPY_ARRAYS
     on_servers = False
 
     def __init__(self, model: LinearModel) -> None:

@@ -14,11 +14,11 @@ WIDE, BATCHES, EPOCHS = 24, 6, 8
 
 
 class Numbers(keras.utils.PyDataset):
-    """Batches of this rank: a function of epoch and number."""
+    """Batches of this rank: a function of their number."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
-        self._rank, self.epoch = rank, 0
+        self._rank = rank
 
     def __len__(self) -> int:
         return BATCHES

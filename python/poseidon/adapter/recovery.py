@@ -73,6 +73,8 @@ class Recovery:
     def __init__(
         self, state: TrainingState, here: Membership, directory: str | os.PathLike[str] | None, every: int, keep: int
     ) -> None:
+        if every < 1:
+            raise InvalidArgument(f"every is {every}: a snapshot is written after one step or more")
         self._context = here
         self._state = state
         here.recovery_count += 1

@@ -83,9 +83,9 @@ class TreeState(CompiledState):
         wait_for_turns(port())
         super().end()
         assert self._beginning is not None
-        _, (given, copies, _, _), _ = self._beginning
+        leaves, _, copies = self._beginning[1]
         if self._donates is None or not copies:
-            self._donates = any(one.is_deleted() for one in given)
+            self._donates = _some_deleted(leaves)
 
     def connect_models(self) -> None:
         connect()
@@ -99,20 +99,20 @@ class TreeState(CompiledState):
         leaves = [like(leaf, next(new)) if is_array(leaf) else leaf for leaf in leaves]
         self._tree = jax.tree_util.tree_unflatten(form, leaves)
 
-    def kept_values(self) -> tuple[list[Any], list[Any], list[Any], Any]:
-        """The arrays that the attempt is given, which nobody overwrites unless they are donated; and then, copies.
+    def kept_values(self) -> tuple[list[Any], Any, list[Any]]:
+        """The leaves and the form of the tree, because a program may change its containers, and copies of its arrays.
 
-        Then all leaves, and the form: a program may change its containers.
+        There are no copies where nobody overwrites the arrays that the attempt is given.
         """
         leaves, form = jax.tree_util.tree_flatten(self._tree)
-        return self._arrays(), [] if self._donates is False else self.values(), leaves, form
+        return leaves, form, [] if self._donates is False else self.values()
 
     def is_whole(self, kept: Any) -> bool:
-        given, copies, _, _ = kept
-        return bool(copies) or not any(one.is_deleted() for one in given)
+        leaves, _, copies = kept
+        return bool(copies) or not _some_deleted(leaves)
 
     def put_back(self, kept: Any) -> None:
-        _, copies, leaves, form = kept
+        leaves, form, copies = kept
         self.is_open = False
         self._tree = jax.tree_util.tree_unflatten(form, leaves)
         if copies:
@@ -158,8 +158,6 @@ class Recovery(recovery.Recovery):
         every: int = 100,
         keep: int = 2,
     ) -> None:
-        if every < 1:
-            raise InvalidArgument(f"every is {every}: a snapshot is written after one step or more")
         here = context()
         super().__init__(TreeState(state, seed, here), here, directory, every, keep)
         if not here.recovers:
@@ -173,6 +171,11 @@ class Recovery(recovery.Recovery):
     @state.setter
     def state(self, tree: Any) -> None:
         self._state.tree = tree
+
+
+def _some_deleted(leaves: Sequence[Any]) -> bool:
+    """Whether a step was given some of these arrays to overwrite."""
+    return any(is_array(one) and one.is_deleted() for one in leaves)
 
 
 def _normal(tree: Any) -> Any:

@@ -34,11 +34,11 @@ class FitState(CompiledState):
     """
 
     framework_errors = (tf.errors.OpError,)
+    _seed: int
 
     def __init__(self, model: Any, others: Iterable[Any], seed: int, here: Membership) -> None:
         super().__init__(seed, here)
         self._model, self._others = model, list(others)
-        self._number = seed
         self.epoch, self.batch = 0, 0  # of the step that comes
         self.logs: dict[str, float] = {}  # of the latest epoch
         self.has_stopped = False
@@ -55,12 +55,12 @@ class FitState(CompiledState):
     def describe(self) -> str:
         """The variables, and the seed."""
         lines = [f"{name_of(one)} {one.dtype} {tuple(one.shape)}" for one in self._variables()]
-        return "\n".join([*lines, f"seed {self._number}"])
+        return "\n".join([*lines, f"seed {self._seed}"])
 
     def begin(self, step: int, rank: int) -> None:
         super().begin(step, rank)
         for index, generator in enumerate(_seed_generators(self._model)):
-            number = step_seed(step_seed(self._number, rank, step), index, 0)
+            number = step_seed(step_seed(self._seed, rank, step), index, 0)
             generator.assign(np.array([number & 0xFFFFFFFF, 0], np.uint32))
 
     def connect_models(self) -> None:

@@ -42,7 +42,7 @@ class ElasticSampler(Sampler[list[int]]):
     def __init__(self, dataset: Sized | int, batch_size: int, seed: int = 0, shuffle: bool = True) -> None:
         if batch_size < 1:
             raise InvalidArgument(f"batch_size is {batch_size}: each worker takes one example or more")
-        self._order = ElasticOrder(_count_of(dataset), _whole("seed", seed), shuffle)
+        self._order = ElasticOrder(count_of(dataset), _whole("seed", seed), shuffle)
         self.batch_size = batch_size
         """The examples that each worker takes in a step, but for the last one of an epoch."""
         self.epoch = 0
@@ -136,7 +136,8 @@ class ElasticSampler(Sampler[list[int]]):
         return {"examples": self._order.example_count, "seed": self._order.seed, "shuffle": int(self._order.shuffle)}
 
 
-def _count_of(dataset: Any) -> int:
+def count_of(dataset: Any) -> int:
+    """The number of examples. Raises InvalidArgument for a dataset whose examples have no numbers."""
     if hasattr(dataset, "__index__"):
         return _whole("dataset", dataset)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -213,7 +214,7 @@ class ElasticLoader:
                 raise InvalidArgument(f"ElasticLoader got {name}, which the sampler decides: leave it out")
         if not options.get("in_order", True):
             raise InvalidArgument("in_order=False would count examples that have yet to come: leave it out")
-        _count_of(dataset)
+        count_of(dataset)
         self._sampler = sampler
         # Otherwise each iterator draws from torch's stream, and training draws other numbers after workers have come.
         self._generator = torch.Generator() if options.get("generator") is None else None

@@ -54,11 +54,11 @@ def cluster(
     parsed = parse_hosts(hosts)
     if any(host.workers not in (None, 1) for host in parsed):
         raise InvalidArgument("one worker of each machine measures its port: give the hosts without numbers of workers")
+    if len(parsed) < 2:
+        raise InvalidArgument("one machine has no network to measure: give two or more")
     with written("--out", out):
         out.mkdir(parents=True, exist_ok=True)
     found = Found.of(task, _told_by(parsed, task, python or sys.executable, ssh or "ssh"))
-    if len(found.network.rates) < 2:
-        raise InvalidArgument("one machine has no network to measure: give two or more")
     (out / _JSON).write_text(json.dumps(found.to_json(), indent=1) + "\n")
     write_page(found, out / _PAGE)
     if as_json:
@@ -66,7 +66,7 @@ def cluster(
         return
     for line in found.words():
         print_line(line)
-    for one in found.compared():
+    for one in found.compared:
         print_line(
             f"{one.step.model}, {one.step.method}: {one.step.step_s:.3f} s, predicted {one.predicted_s:.3f} "
             f"({one.error:+.1%}); efficiency {one.efficiency:.3f}"

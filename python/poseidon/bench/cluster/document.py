@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -62,7 +63,7 @@ class Found:
             raise InvalidArgument("the machines have measured nothing: see what they have printed")
         return Found(task, Network(**merged["network"]), merged["cores"], steps)
 
-    @property
+    @cached_property
     def cluster(self) -> ClusterSpec:
         """The cluster that the planner knows: equal hosts, whose ports carry what plain TCP gets through them."""
         network = self.network
@@ -70,6 +71,7 @@ class Found:
         rate = network.port_bytes_per_s * _PROBE / probe.payload_bytes_per_s
         return replace(probe, bits_per_second=max(_LEAST_RATE, rate), latency_s=network.latency_s)
 
+    @cached_property
     def compared(self) -> list[Compared]:
         """Each step with an exchange beside what the planner predicts."""
         measured = {(step.model, step.method): step for step in self.steps}
@@ -120,7 +122,7 @@ class Found:
                     "efficiency": one.efficiency,
                     "over_ddp": one.over_ddp,
                 }
-                for one in self.compared()
+                for one in self.compared
             ],
             "without_exchange": {step.model: step.step_s for step in self.steps if step.method == "none"},
         }
@@ -134,9 +136,8 @@ class Found:
             f"once, and a message takes {network.latency_s * 1e3:.2f} ms. While all add up one large array, each port "
             f"sends {network.exchange_bytes_per_s / port:.2f} of that, counted without coding."
         )
-        compared = self.compared()
         for whose, own in (("Poseidon", True), ("torch's DDP", False)):
-            errors = sorted(abs(one.error) for one in compared if one.is_own == own)
+            errors = sorted(abs(one.error) for one in self.compared if one.is_own == own)
             if errors:
                 yield (
                     f"The planner's steps of {whose} are off by {median(errors):.1%} in the middle and "

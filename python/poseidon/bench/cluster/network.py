@@ -19,23 +19,23 @@ _MOST_SUM_BYTES, _SUMS = 256 << 20, 5
 
 
 def measure_pairs(
-    rank: int, addresses: Sequence[str], ports: Sequence[int], listener: socket.socket, meet: Callable[[str], None]
+    rank: int, addresses: Sequence[str], ports: Sequence[int], listener: socket.socket, meet: Callable[[], None]
 ) -> tuple[list[float], list[float]]:
     """Bytes per second to each machine and the least round trip, by its number; 0 for this one. Collective.
 
     In each round every machine has one partner, and both send as fast as they can. `listener` is this machine's, at its
-    address and port. `meet(name)` returns when all machines have called it.
+    address and port. `meet` returns when all machines have called it.
     """
     rates, trips = [0.0] * len(addresses), [0.0] * len(addresses)
-    for number, partner in enumerate(_partners(rank, len(addresses))):
-        meet(f"pairs {number}")
+    for partner in _partners(rank, len(addresses)):
+        meet()
         if partner is None:
             continue
         with _connection(rank, partner, (addresses[partner], ports[partner]), listener) as one:
             one.settimeout(_PATIENCE_S)
             trips[partner] = _round_trip(one, rank < partner)
             rates[partner] = _rate(one)
-    meet("pairs")
+    meet()
     return rates, trips
 
 

@@ -21,7 +21,7 @@ _METHOD = (
 def write_page(found: Found, path: Path) -> None:
     """Writes it. Raises OSError if the file cannot be written."""
     parts = [head(_TITLE, " ".join(found.words())), section("Method", _METHOD, ""), _pairs(found)]
-    by_model = groupby(found.compared(), key=lambda one: one.step.model)
+    by_model = groupby(found.compared, key=lambda one: one.step.model)
     parts += [_of_model(model, list(steps)) for model, steps in by_model]
     path.write_text(document(_TITLE, parts), "utf-8")
 

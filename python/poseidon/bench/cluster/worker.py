@@ -56,9 +56,9 @@ class _Cluster:
         self._store.set(f"{self._number}-{self.rank}", json.dumps(value))
         return [json.loads(self._store.get(f"{self._number}-{rank}")) for rank in range(self.size)]
 
-    def meet(self, name: str = "") -> None:
+    def meet(self) -> None:
         """Returns when all machines have called it."""
-        self.all(name)
+        self.all(None)
 
     def leave(self) -> None:
         """The last call. The first machine, which keeps the store, waits for the others."""

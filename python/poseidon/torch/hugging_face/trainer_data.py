@@ -5,30 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch.utils.data import IterableDataset
-
-from poseidon.adapter.elastic_order import ElasticOrder
 from poseidon.errors import InvalidArgument
+from poseidon.torch.elastic import count_of
 from poseidon.torch.hugging_face.overlap import transformers
-from poseidon.torch.process.context import context
-from poseidon.torch.recovery.shares import RankSampler
+from poseidon.torch.recovery.shares import RankLoader, RankSampler
 
 
-class Loader:
-    """A loader of a RankSampler. `is_past` says whether the next step has been made: its batches are empty.
-
-    Everything else is the loader's.
-    """
+class Loader(RankLoader):
+    """`is_past` says whether the next step has been made: its batches are empty."""
 
     def __init__(self, loader: Any, sampler: RankSampler, is_past: Callable[[], bool]) -> None:
-        self._loader, self._sampler, self._is_past = loader, sampler, is_past
+        super().__init__(loader, sampler)
+        self._is_past = is_past
         self.place = [0, 0]  # the epoch, and the batches that it has given of it
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def __len__(self) -> int:
-        return len(self._loader)
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next iteration."""
@@ -54,9 +43,8 @@ def make_loader(trainer: Any, make: Callable[[], Any], is_past: Callable[[], boo
     """
     args = trainer.args
     seed = args.seed if args.data_seed is None else args.data_seed
-    order = ElasticOrder(len(trainer.train_dataset), seed, _shuffles(args))
-    rank, size = context().data_part
-    sampler = RankSampler(order, args.train_batch_size, rank, size, args.dataloader_drop_last)
+    shuffles = _strategy(args) == "random"
+    sampler = RankSampler(trainer.train_dataset, seed, shuffles, args.train_batch_size, args.dataloader_drop_last)
     usual = vars(transformers.Trainer).get("_get_train_sampler")
     is_usual = getattr(type(trainer)._get_train_sampler, "__code__", None) is getattr(usual, "__code__", None)
     trainer._get_train_sampler = lambda *_: sampler
@@ -71,7 +59,7 @@ def make_loader(trainer: Any, make: Callable[[], Any], is_past: Callable[[], boo
 
 def check_trainer(trainer: Any, world_size: int) -> None:
     """Raises InvalidArgument for a Trainer that replacements could not follow. `world_size`: of the job."""
-    args, dataset = trainer.args, trainer.train_dataset
+    args = trainer.args
     if world_size > 1 and args.world_size > 1:
         raise InvalidArgument(
             "Trainer has met the other processes, and cannot meet a replacement: call init_alone() of "
@@ -82,11 +70,7 @@ def check_trainer(trainer: Any, world_size: int) -> None:
             f"Trainer would use {args.n_gpu} GPUs in this process: start a worker for each, and call init_alone() "
             "before CUDA is used"
         )
-    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise InvalidArgument(
-            f"the train_dataset is a {type(dataset).__name__}, whose examples have no numbers: give one with __len__ "
-            "and __getitem__"
-        )
+    count_of(trainer.train_dataset)
     if _strategy(args) not in ("random", "sequential"):
         raise InvalidArgument(
             f"RecoveryCallback deals the examples at random or in order, and not by {_strategy(args)}: choose another "
@@ -98,10 +82,6 @@ def _strategy(args: Any) -> str:
     """How examples are chosen, also in versions that have an option for one way alone."""
     known = "group_by_length" if getattr(args, "group_by_length", False) else "random"
     return str(getattr(args, "train_sampling_strategy", known))
-
-
-def _shuffles(args: Any) -> bool:
-    return _strategy(args) == "random"
 
 
 def tokens_of(args: Any, num_items_in_batch: Any = None) -> int | None:

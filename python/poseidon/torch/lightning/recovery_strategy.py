@@ -10,17 +10,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import RandomSampler, SequentialSampler
 
-from poseidon.adapter.elastic_order import ElasticOrder
 from poseidon.adapter.loop_steps import LoopSteps
 from poseidon.errors import InvalidArgument, ShutDown
 from poseidon.torch.ddp import DistributedDataParallel
+from poseidon.torch.elastic import count_of
 from poseidon.torch.lightning.package import imported_package
 from poseidon.torch.process.context import context, init
 from poseidon.torch.recovery.objects import seed_streams, streams_of
 from poseidon.torch.recovery.recovery import Recovery
-from poseidon.torch.recovery.shares import RankSampler
+from poseidon.torch.recovery.shares import RankLoader, RankSampler
 
 
 class _Progress:
@@ -73,18 +73,13 @@ def _set(counter: Any, count: int) -> None:
         setattr(counter, name, count)
 
 
-class _Loader:
-    """A loader of a RankSampler, which begins in the midst of its first epoch. Everything else is the loader's."""
+class _Loader(RankLoader):
+    """One that begins in the midst of its first epoch."""
 
     def __init__(self, loader: Any, sampler: RankSampler, begin_epoch: Callable[[], int]) -> None:
-        self._loader, self._sampler, self._begin_epoch = loader, sampler, begin_epoch
+        super().__init__(loader, sampler)
+        self._begin_epoch = begin_epoch
         self.is_begun = False
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)
-
-    def __len__(self) -> int:
-        return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         self.is_begun = True
@@ -305,19 +300,13 @@ def _usual_hook(kind: type[Any]) -> Any:
 
 def _sampler_of(loader: Any, seed: int) -> RankSampler:
     dataset, sampler = getattr(loader, "dataset", None), getattr(loader, "sampler", None)
-    if dataset is None or isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise InvalidArgument(
-            f"a training loader has a {type(dataset).__name__}, whose examples have no numbers: give one with __len__ "
-            "and __getitem__"
-        )
+    count_of(dataset)
     if not _deals_all(sampler, dataset) or loader.batch_size is None:
         raise InvalidArgument(
             f"a training loader has a {type(sampler).__name__} of its own, and RecoveryStrategy deals the examples: "
             "use shuffle and batch_size"
         )
-    order = ElasticOrder(len(dataset), seed, isinstance(sampler, RandomSampler))
-    rank, size = context().data_part
-    return RankSampler(order, loader.batch_size, rank, size, loader.drop_last)
+    return RankSampler(dataset, seed, isinstance(sampler, RandomSampler), loader.batch_size, loader.drop_last)
 
 
 def _deals_all(sampler: Any, dataset: Any) -> bool:

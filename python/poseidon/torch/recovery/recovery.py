@@ -102,8 +102,6 @@ class Recovery(recovery.Recovery):
         every: int = 100,
         keep: int = 2,
     ) -> None:
-        if every < 1:
-            raise InvalidArgument(f"every is {every}: a snapshot is written after one step or more")
         here = context()
         if not undo and here.shard_group is not None:
             raise InvalidArgument(

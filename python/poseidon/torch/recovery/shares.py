@@ -7,10 +7,13 @@ worker takes is a function of epoch and step, and a replacement begins anywhere 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch.utils.data import Sampler
 
 from poseidon.adapter.elastic_order import ElasticOrder
+from poseidon.torch.elastic import count_of
+from poseidon.torch.process.context import context
 from poseidon.torch.recovery.objects import seed_streams
 
 
@@ -21,9 +24,12 @@ class RankSampler(Sampler[int]):
     out. Python's, NumPy's and torch's streams are seeded for each batch, just before it is loaded.
     """
 
-    def __init__(self, order: ElasticOrder, batch_size: int, rank: int, world_size: int, drop_last: bool) -> None:
-        self._order, self._batch_size, self._rank, self._world_size = order, batch_size, rank, world_size
-        whole, rest = divmod(order.example_count, batch_size * world_size)
+    def __init__(self, dataset: Any, seed: int, shuffle: bool, batch_size: int, drop_last: bool) -> None:
+        """Raises InvalidArgument for a dataset whose examples have no numbers."""
+        self._order = ElasticOrder(count_of(dataset), seed, shuffle)
+        self._batch_size = batch_size
+        self._rank, self._world_size = context().data_part
+        whole, rest = divmod(self._order.example_count, batch_size * self._world_size)
         self._steps = whole + (rest > 0 and not drop_last)
         self._epoch = 0
         self.first_step = 0  # of those that the next iteration gives
@@ -49,3 +55,16 @@ class RankSampler(Sampler[int]):
             last = min(first + end - begin, self._order.example_count)
             yield from self._order.examples(self._epoch, first, last).tolist()
             begin += last - first
+
+
+class RankLoader:
+    """A loader of a RankSampler: everything that it does not do otherwise is the loader's."""
+
+    def __init__(self, loader: Any, sampler: RankSampler) -> None:
+        self._loader, self._sampler = loader, sampler
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
