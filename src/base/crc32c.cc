@@ -5,6 +5,9 @@
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <nmmintrin.h>
+#elif defined(__aarch64__) && defined(__GNUC__)
+#include <arm_acle.h>
+#include <sys/auxv.h>
 #endif
 
 namespace poseidon {
@@ -49,6 +52,20 @@ __attribute__((target("sse4.2"))) std::uint32_t add_words_by_instruction(std::ui
   for (std::size_t i = 0; i < word_count; ++i) wide = _mm_crc32_u64(wide, word_at(data + i * kWordBytes));
   return static_cast<std::uint32_t>(wide);
 }
+
+bool has_instruction() { return __builtin_cpu_supports("sse4.2"); }
+#elif defined(__aarch64__) && defined(__GNUC__)
+__attribute__((target("+crc"))) std::uint32_t add_words_by_instruction(std::uint32_t crc, const std::byte* data,
+                                                                       std::size_t word_count) {
+  for (std::size_t i = 0; i < word_count; ++i) crc = __crc32cd(crc, word_at(data + i * kWordBytes));
+  return crc;
+}
+
+bool has_instruction() {
+  constexpr unsigned long kHasCrc32 = 1ul << 7;  // HWCAP_CRC32 of asm/hwcap.h
+  static const bool has = (getauxval(AT_HWCAP) & kHasCrc32) != 0;
+  return has;
+}
 #endif
 
 std::uint32_t add_words_by_table(std::uint32_t crc, const std::byte* data, std::size_t word_count) {
@@ -76,8 +93,8 @@ std::uint32_t crc32c_by_table(std::span<const std::byte> data, std::uint32_t bef
 }
 
 std::uint32_t crc32c(std::span<const std::byte> data, std::uint32_t before) {
-#if defined(__x86_64__) && defined(__GNUC__)
-  if (__builtin_cpu_supports("sse4.2")) return checksum(data, before, add_words_by_instruction);
+#if (defined(__x86_64__) || defined(__aarch64__)) && defined(__GNUC__)
+  if (has_instruction()) return checksum(data, before, add_words_by_instruction);
 #endif
   return crc32c_by_table(data, before);
 }

@@ -7,6 +7,8 @@
 
 #if POSEIDON_X86_DISPATCH
 #include <immintrin.h>
+#elif POSEIDON_NEON
+#include <arm_neon.h>
 #endif
 
 namespace poseidon::kernel {
@@ -168,6 +170,38 @@ __attribute__((POSEIDON_TARGET_V4)) void unpack_v4(const std::byte* in, std::siz
     _mm512_storeu_si512(out + i, bytes);
   }
 }
+#elif POSEIDON_NEON
+/// Bit i of a byte in lane i, twice.
+POSEIDON_INLINE uint8x16_t lane_bits() { return vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201)); }
+
+void pack_neon(const std::uint8_t* in, std::size_t plane_count, std::byte* out) {
+  for (std::size_t i = 0; i < kValues; i += 64) {
+    const uint8x16x4_t bytes = {vld1q_u8(in + i), vld1q_u8(in + i + 16), vld1q_u8(in + i + 32), vld1q_u8(in + i + 48)};
+    for (std::size_t plane = 0; plane < plane_count; ++plane) {
+      const uint8x16_t bit = vdupq_n_u8(static_cast<std::uint8_t>(1u << plane));
+      const auto chosen = [&](int k) { return vandq_u8(vtstq_u8(bytes.val[k], bit), lane_bits()); };
+      // Each addition of neighbours halves the lanes of a byte of the result: 8, 4, 2, 1.
+      const uint8x16_t pairs = vpaddq_u8(vpaddq_u8(chosen(0), chosen(1)), vpaddq_u8(chosen(2), chosen(3)));
+      const uint8x16_t eight = vpaddq_u8(pairs, pairs);
+      vst1_u8(reinterpret_cast<std::uint8_t*>(out + plane * kPlaneBytes + i / 8), vget_low_u8(eight));
+    }
+  }
+}
+
+void unpack_neon(const std::byte* in, std::size_t plane_count, std::uint8_t* out) {
+  const uint8x16_t byte_of = vcombine_u8(vdup_n_u8(0), vdup_n_u8(1));
+  for (std::size_t i = 0; i < kValues; i += 16) {
+    uint8x16_t bytes = vdupq_n_u8(0);
+    for (std::size_t plane = 0; plane < plane_count; ++plane) {
+      std::uint16_t bits = 0;
+      std::memcpy(&bits, in + plane * kPlaneBytes + i / 8, sizeof bits);
+      const uint8x16_t spread = vqtbl1q_u8(vreinterpretq_u8_u16(vdupq_n_u16(bits)), byte_of);
+      const uint8x16_t value = vdupq_n_u8(static_cast<std::uint8_t>(1u << plane));
+      bytes = vorrq_u8(bytes, vandq_u8(vtstq_u8(spread, lane_bits()), value));
+    }
+    vst1q_u8(out + i, bytes);
+  }
+}
 #endif
 
 }  // namespace
@@ -176,6 +210,8 @@ void pack_planes(Isa isa, const std::uint8_t* in, std::size_t plane_count, std::
 #if POSEIDON_X86_DISPATCH
   if (isa == Isa::v4) return pack_v4(in, plane_count, out);
   if (isa == Isa::v3) return pack_v3(in, plane_count, out);
+#elif POSEIDON_NEON
+  if (isa == Isa::neon) return pack_neon(in, plane_count, out);
 #endif
   static_cast<void>(isa);
   pack_portable(in, plane_count, out);
@@ -185,6 +221,8 @@ void unpack_planes(Isa isa, const std::byte* in, std::size_t plane_count, std::u
 #if POSEIDON_X86_DISPATCH
   if (isa == Isa::v4) return unpack_v4(in, plane_count, out);
   if (isa == Isa::v3) return unpack_v3(in, plane_count, out);
+#elif POSEIDON_NEON
+  if (isa == Isa::neon) return unpack_neon(in, plane_count, out);
 #endif
   static_cast<void>(isa);
   unpack_portable(in, plane_count, out);

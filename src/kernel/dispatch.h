@@ -12,6 +12,12 @@
 #else
 #define POSEIDON_X86_DISPATCH 0
 #endif
+// Every aarch64 CPU has NEON.
+#if defined(__aarch64__) && defined(__GNUC__)
+#define POSEIDON_NEON 1
+#else
+#define POSEIDON_NEON 0
+#endif
 
 /// Marks loops whose arrays are the same or do not overlap, so that no element depends on another element. clang checks
 /// for overlap at run time instead.
@@ -36,8 +42,8 @@
 
 namespace poseidon::kernel {
 
-/// Levels of the x86-64 psABI; `baseline` is whatever the compiler was told to build for.
-enum class Isa { baseline, v3, v4 };
+/// NEON, or levels of the x86-64 psABI; `baseline` is whatever the compiler was told to build for.
+enum class Isa { baseline, neon, v3, v4 };
 
 template <Isa isa>
 using IsaTag = std::integral_constant<Isa, isa>;
@@ -56,7 +62,7 @@ inline Isa best_isa() {
   }();
   return best;
 #else
-  return Isa::baseline;
+  return POSEIDON_NEON ? Isa::neon : Isa::baseline;
 #endif
 }
 
@@ -78,6 +84,8 @@ void run_with(Isa isa, const Body& body) {
 #if POSEIDON_X86_DISPATCH
   if (isa == Isa::v4) return run_v4(body);
   if (isa == Isa::v3) return run_v3(body);
+#elif POSEIDON_NEON
+  if (isa == Isa::neon) return body(IsaTag<Isa::neon>{});
 #else
   static_cast<void>(isa);
 #endif

@@ -24,6 +24,10 @@ struct Tile<Isa::baseline> {
   static constexpr std::size_t kRows = 4, kColBytes = 16;
 };
 template <>
+struct Tile<Isa::neon> {
+  static constexpr std::size_t kRows = 8, kColBytes = 48;
+};
+template <>
 struct Tile<Isa::v3> {
   static constexpr std::size_t kRows = 4, kColBytes = 96;
 };

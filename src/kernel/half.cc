@@ -9,6 +9,8 @@
 
 #if POSEIDON_X86_DISPATCH
 #include <immintrin.h>
+#elif POSEIDON_NEON
+#include <arm_neon.h>
 #endif
 
 namespace poseidon::kernel {
@@ -118,6 +120,32 @@ __attribute__((target("avx512f,avx512bw"))) void narrow_bfloat16_avx512(const fl
   }
   narrow_bfloat16(in + i, out + i, n - i);
 }
+#elif POSEIDON_NEON
+void widen_float16_neon(const std::uint16_t* in, float* out, std::size_t n) {
+  std::size_t i = 0;
+  for (; i + 4 <= n; i += 4) vst1q_f32(out + i, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(in + i))));
+  widen_float16(in + i, out + i, n - i);
+}
+
+void narrow_float16_neon(const float* in, std::uint16_t* out, std::size_t n) {
+  std::size_t i = 0;
+  for (; i + 4 <= n; i += 4) vst1_u16(out + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(in + i))));
+  narrow_float16(in + i, out + i, n - i);
+}
+
+void narrow_float16_with_feedback_neon(const float* in, float* residual, std::uint16_t* out, std::size_t n) {
+  const float32x4_t largest = vdupq_n_f32(std::numeric_limits<float>::max());
+  std::size_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    const float32x4_t wanted = vaddq_f32(vld1q_f32(in + i), vld1q_f32(residual + i));
+    const float16x4_t sent = vcvt_f16_f32(wanted);
+    const float32x4_t lost = vsubq_f32(wanted, vcvt_f32_f16(sent));
+    const uint32x4_t finite = vcaleq_f32(lost, largest);
+    vst1_u16(out + i, vreinterpret_u16_f16(sent));
+    vst1q_f32(residual + i, vreinterpretq_f32_u32(vandq_u32(finite, vreinterpretq_u32_f32(lost))));
+  }
+  narrow_float16_with_feedback(in + i, residual + i, out + i, n - i);
+}
 #endif
 
 }  // namespace
@@ -132,6 +160,8 @@ void widen(Isa isa, DType dtype, const std::byte* in_bytes, float* out, std::siz
   }
 #if POSEIDON_X86_DISPATCH
   if (isa != Isa::baseline) return widen_float16_f16c(in, out, element_count);
+#elif POSEIDON_NEON
+  if (isa == Isa::neon) return widen_float16_neon(in, out, element_count);
 #endif
   widen_float16(in, out, element_count);
 }
@@ -143,6 +173,8 @@ void narrow(Isa isa, DType dtype, const float* in, std::byte* out_bytes, std::si
   if (to_bfloat16 && isa == Isa::v4) return narrow_bfloat16_avx512(in, out, element_count);
   if (to_bfloat16 && isa == Isa::v3) return narrow_bfloat16_avx2(in, out, element_count);
   if (isa != Isa::baseline) return narrow_float16_f16c(in, out, element_count);
+#elif POSEIDON_NEON
+  if (!to_bfloat16 && isa == Isa::neon) return narrow_float16_neon(in, out, element_count);
 #endif
   if (to_bfloat16) return narrow_bfloat16(in, out, element_count);
   narrow_float16(in, out, element_count);
@@ -165,6 +197,8 @@ void narrow_with_feedback(Isa isa, DType dtype, const float* in, float* residual
   }
 #if POSEIDON_X86_DISPATCH
   if (isa != Isa::baseline) return narrow_float16_with_feedback_f16c(in, residual, out, element_count);
+#elif POSEIDON_NEON
+  if (isa == Isa::neon) return narrow_float16_with_feedback_neon(in, residual, out, element_count);
 #endif
   narrow_float16_with_feedback(in, residual, out, element_count);
 }

@@ -11,6 +11,8 @@
 
 #if POSEIDON_X86_DISPATCH
 #include <immintrin.h>
+#elif POSEIDON_NEON
+#include <arm_neon.h>
 #endif
 
 namespace poseidon::kernel {
@@ -165,14 +167,47 @@ __attribute__((POSEIDON_TARGET_V4)) std::size_t accumulate_float16_v4(const std:
   }
   return i;
 }
+#elif POSEIDON_NEON
+POSEIDON_INLINE float32x4_t widen_128(const std::uint16_t* halves) {
+  return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves)));
+}
+
+std::size_t sum_float16_neon(Inputs inputs, std::uint16_t* out, std::size_t element_count,
+                             const Divisor<float>& divisor) {
+  const float32x4_t denominator = vdupq_n_f32(divisor.denominator);
+  std::size_t first = 0;
+  for (; first + 16 <= element_count; first += 16) {
+    float32x4_t sums[4];
+    for (std::size_t j = 0; j < 4; ++j) sums[j] = widen_128(half_values(inputs[0]) + first + 4 * j);
+    for (std::size_t i = 1; i < inputs.size(); ++i) {
+      const std::uint16_t* const input = half_values(inputs[i]) + first;
+#pragma GCC unroll 4
+      for (std::size_t j = 0; j < 4; ++j) sums[j] = vaddq_f32(sums[j], widen_128(input + 4 * j));
+    }
+    for (std::size_t j = 0; j < 4; ++j) {
+      const float32x4_t mean =
+          divisor.exact_reciprocal ? vmulq_n_f32(sums[j], divisor.reciprocal) : vdivq_f32(sums[j], denominator);
+      vst1_u16(out + first + 4 * j, vreinterpret_u16_f16(vcvt_f16_f32(mean)));
+    }
+  }
+  return first;
+}
+
+std::size_t accumulate_float16_neon(const std::uint16_t* input, float* sum, std::size_t element_count) {
+  std::size_t i = 0;
+  for (; i + 4 <= element_count; i += 4) vst1q_f32(sum + i, vaddq_f32(vld1q_f32(sum + i), widen_128(input + i)));
+  return i;
+}
 #endif
 
-/// Sums with the F16C instructions. Returns the number of elements that were summed, from the first on.
+/// Sums with the CPU's conversions of such values. Returns the number of elements that were summed, from the first on.
 std::size_t sum_float16_vectors(Isa isa, Inputs inputs, std::uint16_t* out, std::size_t element_count,
                                 const Divisor<float>& divisor) {
 #if POSEIDON_X86_DISPATCH
   if (isa == Isa::v4) return sum_float16_v4(inputs, out, element_count, divisor);
   if (isa == Isa::v3) return sum_float16_v3(inputs, out, element_count, divisor);
+#elif POSEIDON_NEON
+  if (isa == Isa::neon) return sum_float16_neon(inputs, out, element_count, divisor);
 #endif
   return 0;
 }
@@ -181,6 +216,8 @@ std::size_t accumulate_float16_vectors(Isa isa, const std::uint16_t* input, floa
 #if POSEIDON_X86_DISPATCH
   if (isa == Isa::v4) return accumulate_float16_v4(input, sum, element_count);
   if (isa == Isa::v3) return accumulate_float16_v3(input, sum, element_count);
+#elif POSEIDON_NEON
+  if (isa == Isa::neon) return accumulate_float16_neon(input, sum, element_count);
 #endif
   return 0;
 }

@@ -208,7 +208,7 @@ class IntegerBlock {
 
   /// The bits that each value has.
   static POSEIDON_INLINE void measure(Isa isa, const Words& words, BlockBytes& lengths) {
-    if (isa == Isa::v4) {  // which counts leading zeros of many values at once
+    if (isa == Isa::v4 || isa == Isa::neon) {  // which count leading zeros of many values at once
       for (std::size_t i = 0; i < kBlockValues; ++i) lengths[i] = static_cast<std::uint8_t>(std::bit_width(words[i]));
       return;
     }

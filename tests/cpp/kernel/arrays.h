@@ -22,6 +22,7 @@ inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 /// Returns every instruction set that this CPU can run, baseline first.
 inline std::vector<Isa> available_isas() {
   std::vector<Isa> isas{Isa::baseline};
+  if (best_isa() == Isa::neon) isas.push_back(Isa::neon);
   if (best_isa() >= Isa::v3) isas.push_back(Isa::v3);
   if (best_isa() >= Isa::v4) isas.push_back(Isa::v4);
   return isas;

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "cpp/kernel/arrays.h"
 #include "kernel/kernel.h"
 
 namespace poseidon::kernel {
@@ -19,13 +20,6 @@ namespace {
 
 constexpr ReduceOp kOps[] = {ReduceOp::sum,  ReduceOp::product, ReduceOp::min, ReduceOp::max,
                              ReduceOp::band, ReduceOp::bor,     ReduceOp::bxor};
-
-std::vector<Isa> isas() {
-  std::vector<Isa> all = {Isa::baseline};
-  if (best_isa() != Isa::baseline) all.push_back(Isa::v3);
-  if (best_isa() == Isa::v4) all.push_back(Isa::v4);
-  return all;
-}
 
 template <typename T>
 T slowly(ReduceOp op, T a, T b) {
@@ -68,7 +62,7 @@ void expect_all(Element element) {
         std::vector<T> expected = given[0];
         for (std::size_t i = 1; i < how_many; ++i)
           for (std::size_t j = 0; j < count; ++j) expected[j] = slowly(op, expected[j], given[i][j]);
-        for (const Isa isa : isas()) {
+        for (const Isa isa : available_isas()) {
           for (std::size_t place = 0; place <= how_many; ++place) {  // the result in one of the inputs, or elsewhere
             auto copies = given;
             copies.emplace_back(count);
@@ -112,7 +106,7 @@ TEST(Combine, HalvesAreRoundedOnce) {
       std::vector<std::byte> expected(3000), out(3000);
       for (std::size_t j = 0; j < 1500; ++j) result[j] = slowly(op, slowly(op, exact[0][j], exact[1][j]), exact[2][j]);
       encode(dtype, result.data(), expected.data(), 1500);
-      for (const Isa isa : isas()) {
+      for (const Isa isa : available_isas()) {
         combine(op, element, inputs, out.data(), 1500, 1, isa);
         EXPECT_EQ(out, expected) << reduce_op_name(op) << " of " << element_name(element);
       }

@@ -10,6 +10,7 @@
 #include <random>
 #include <vector>
 
+#include "cpp/kernel/arrays.h"
 #include "kernel/half_bits.h"
 #include "kernel/int8_blocks.h"
 #include "poseidon/dtype.h"
@@ -17,17 +18,8 @@
 namespace poseidon::kernel {
 namespace {
 
-using Bytes = std::vector<std::byte>;
-
 constexpr Coding kCodings[] = {Coding::float32,      Coding::float16,      Coding::bfloat16,
                                Coding::difference32, Coding::difference16, Coding::int8};
-
-std::vector<Isa> isas() {
-  std::vector<Isa> all{Isa::baseline};
-  if (best_isa() != Isa::baseline) all.push_back(Isa::v3);
-  if (best_isa() == Isa::v4) all.push_back(Isa::v4);
-  return all;
-}
 
 /// Codes the values. The memory is as large as it has to be, so that a sanitizer sees a byte too many.
 Bytes coded(Coding coding, const Bytes& values, Isa isa = best_isa()) {
@@ -142,7 +134,7 @@ TEST(Lossless, EveryInstructionSetGivesTheSameBytes) {
   for (const Coding coding : kCodings) {
     const Bytes values = gradients(coding, 20'000, 2);
     const Bytes small = coded(coding, values);
-    for (const Isa isa : isas()) {
+    for (const Isa isa : available_isas()) {
       EXPECT_EQ(coded(coding, values, isa), small);
       EXPECT_EQ(decoded(coding, small, 20'000, 1 << 20, isa), values);
     }
@@ -276,7 +268,7 @@ TEST(Lossless, UpdatesOfParametersTakeLittleMoreThanTheirEntropy) {
     const Bytes values = bytes_of(words);
     const Bytes small = coded(Coding::difference32, values);
     EXPECT_LT(8.0 * static_cast<double>(small.size()) / static_cast<double>(words.size()), entropy + 0.6);
-    for (const Isa isa : isas()) {
+    for (const Isa isa : available_isas()) {
       EXPECT_EQ(coded(Coding::difference32, values, isa), small);
       EXPECT_EQ(decoded(Coding::difference32, small, words.size(), 1000, isa), values);
     }
@@ -298,7 +290,7 @@ TEST(Lossless, IntegersOfAllLengthsComeBack) {
     for (const auto& [coding, values] :
          {std::pair(Coding::difference32, bytes_of(words)), std::pair(Coding::difference16, bytes_of(halves))}) {
       const Bytes small = coded(coding, values);
-      for (const Isa isa : isas()) {
+      for (const Isa isa : available_isas()) {
         ASSERT_EQ(coded(coding, values, isa), small);
         ASSERT_EQ(decoded(coding, small, words.size(), 1 << 20, isa), values);
       }
