@@ -4,8 +4,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
-# What waits for real time is left out: an emulator is too slow for it.
-filter=${1:-'*Kernel*:*Sum*:*Half*:*Wire*:*Plan*:*Checksum*:*Crc*:*Sha*:*Decode*:*Update*'}
+# What waits for real time is left out: an emulator is too slow for it. So are tests that start themselves again.
+filter=${1:-'*Kernel*:*Sum*:*Half*:*Wire*:*Plan*:*Checksum*:*Crc*:*Sha*:*Decode*:*Update*:*Lossless*:*Encod*:*Combin*:*Aggreg*:*Compress*:*Factor*:*Root*:*Digest*-InvariantDeathTest*'}
 build=$PWD/build/aarch64
 sysroot=/usr/aarch64-linux-gnu
 
@@ -18,5 +18,5 @@ fi
 cmake -S . -B "$build/core" "${cross[@]}" -DPOSEIDON_PYTHON=OFF -DPOSEIDON_UCX=OFF -DPOSEIDON_TLS=OFF \
   -DPOSEIDON_TESTS=ON -DGTest_ROOT="$build/gtest" >/dev/null
 cmake --build "$build/core" --target poseidon_tests
-qemu-aarch64 -L "$sysroot" -E LD_LIBRARY_PATH="$sysroot/lib" "$build/core/poseidon_tests" --gtest_brief=1 \
+"$(command -v qemu-aarch64 || command -v qemu-aarch64-static)" -L "$sysroot" -E LD_LIBRARY_PATH="$sysroot/lib" "$build/core/poseidon_tests" --gtest_brief=1 \
   --gtest_filter="$filter"

@@ -18,7 +18,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 import poseidon.torch.training.trained_model as trained_model
@@ -50,11 +50,20 @@ class Machine:
         self.races: list[str] = []
         self.side_access_count = 0
         self.host_memory: set[int] = set()  # addresses of pinned memory
-        self.stream = MAIN
+        self._current = threading.local()  # the stream of each thread
         self._times: dict[str, Time] = defaultdict(dict)
         self._accesses: dict[int, list[Access]] = defaultdict(list)  # by address of the storage
         self._kept: list[Any] = []  # an address is never used twice
         self._lock = threading.RLock()
+
+    @property
+    def stream(self) -> str:
+        """The current stream of this thread."""
+        return getattr(self._current, "stream", MAIN)
+
+    @stream.setter
+    def stream(self, name: str) -> None:
+        self._current.stream = name
 
     def now(self, actor: str) -> Time:
         with self._lock:
@@ -136,7 +145,7 @@ class _Client:
         return getattr(self._client, name)
 
     def _begin(self, layer: int, reads: list[torch.Tensor], writes: list[torch.Tensor]) -> None:
-        self._machine.learn(CORE, self._machine.now(_thread()))
+        self._machine.learn(CORE, self._machine.now(this_thread()))
         for tensor in reads:
             self._machine.access(CORE, tensor, False, f"the exchange of layer {layer}")
         for tensor in writes:
@@ -166,7 +175,8 @@ class _Client:
         self._machine.learn(PROGRAM, self._machine.now(CORE))
 
 
-def _thread() -> str:
+def this_thread() -> str:
+    """The actor whose code runs."""
     return PROGRAM if threading.current_thread() is threading.main_thread() else "mover"
 
 
@@ -180,12 +190,15 @@ def _runtime(machine: Machine) -> dict[str, Any]:
         def wait_stream(self, other: Stream) -> None:
             machine.learn(self.name, machine.now(other.name))
 
+        def wait_event(self, event: Event) -> None:
+            machine.learn(self.name, event.time)
+
     class Event:
         def record(self, stream: Stream) -> None:
             self.time = machine.now(stream.name)
 
         def synchronize(self) -> None:
-            machine.learn(_thread(), self.time)
+            machine.learn(this_thread(), self.time)
 
     @contextmanager
     def stream(chosen: Stream) -> Iterator[None]:
@@ -207,23 +220,32 @@ def races(copies: type[DeviceCopies], function: Callable[..., Any], *args: Any) 
     """Runs `function` with all exchanges staged by `copies`. Returns the races, the number of operations on the side
     stream, and what the function has returned."""
     machine = Machine()
-    empty = torch.empty
-
-    def pinned(*sizes: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
-        tensor = empty(*sizes, **kwargs)
-        if pin_memory:
-            machine.host_memory.add(tensor.untyped_storage().data_ptr())
-        return tensor
 
     def make(client: Any, device: torch.device) -> StagedTransfer:
         return StagedTransfer(_Client(client, machine), copies(device))  # type: ignore[arg-type]
 
-    with ExitStack() as stack:
-        runtime = SimpleNamespace(**_runtime(machine))
+    with as_device(machine) as runtime, ExitStack() as stack:
         stack.enter_context(mock.patch.object(mover, "runtime_of", return_value=runtime))
-        stack.enter_context(mock.patch.object(torch, "empty", pinned))
-        stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", return_value=None))
         stack.enter_context(mock.patch.object(trained_model, "make_transfer", make))
-        stack.enter_context(_Dispatch(machine))
         result = function(*args)
     return machine.races, machine.side_access_count, result
+
+
+@contextmanager
+def as_device(machine: Machine) -> Iterator[Any]:
+    """Notes what torch does on this thread. Gives what stands for the device's runtime."""
+    empty = torch.empty
+
+    def pinned(*sizes: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        if not pin_memory:
+            return empty(*sizes, **kwargs)
+        with _disable_current_modes():  # no stream makes it
+            tensor = empty(*sizes, **kwargs)
+        machine.host_memory.add(tensor.untyped_storage().data_ptr())
+        return tensor
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(torch, "empty", pinned))
+        stack.enter_context(mock.patch.object(torch.Tensor, "record_stream", return_value=None))
+        stack.enter_context(_Dispatch(machine))
+        yield SimpleNamespace(**_runtime(machine))

@@ -20,9 +20,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import find_spec
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+import pytest
 
 from forked import FORK
 from poseidon.launch import free_port
@@ -98,6 +101,8 @@ class _Worker:
     """One process. That of PyTorch's adapter is forked from one that has imported it; others start without PyTorch."""
 
     def __init__(self, environment: Mapping[str, str], adapter: str = TORCH) -> None:
+        if adapter == TORCH and find_spec("torch") is None:
+            pytest.skip("PyTorch is not installed")
         context: Any = FORK if adapter == TORCH else get_context("spawn")
         self.pipe, there = context.Pipe()
         self.process = context.Process(target=_serve, args=(there, {**os.environ, **environment}, adapter), daemon=True)

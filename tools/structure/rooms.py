@@ -76,7 +76,7 @@ PYTHON_DOORS: Doors = {
     "torch/recovery": {"tensors", "process", "model", "exchange", "ddp", "elastic", "optimizer", "local_sgd"},
     "torch/replace": {"ddp"},
     "torch/drop_in": {"backend", "replace"},
-    "torch/measure_script": {"model"},
+    "torch/measure_script": {"model", "tensors"},
     "torch/backend": {"tensors", "process"},
     "torch/lightning": {"process", "ddp", "elastic", "optimizer", "recovery"},
     "torch/hugging_face": {"process", "ddp", "elastic", "optimizer", "recovery"},

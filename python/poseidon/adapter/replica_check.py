@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import math
 import platform
 import time
@@ -278,12 +279,13 @@ def replica_check(settings: Settings, features: Features, of_averages: bool = Fa
 
 
 def processor_name() -> str:
-    """The processor's name as the system gives it."""
+    """The processor's architecture, and its name if the system gives one."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return " ".join((platform.machine(), *itertools.islice(names, 1)))
 
 
 def _are_close(own: NDArray[np.float64], first: NDArray[np.float64], most: float) -> bool:
@@ -300,7 +302,7 @@ def _rounding_text(awaited: _Awaited, differing: Sequence[int], surroundings: Se
         f"after {awaited.when} the ranks' parameters are equal but for rounding (parameter "
         f"{awaited.names[differing[0]]} is the first of {_count(awaited, differing)}), because the ranks "
         f"compute differently: rank 0 on {surroundings[0]}, rank {rank} on {surroundings[rank]}. For equal bits use "
-        "equal machines and versions"
+        "equal machines and versions; in PyTorch, update='server' gives equal bits on different machines, too"
     )
 
 

@@ -35,6 +35,7 @@ from poseidon.torch.model.factors import NO_FACTORS
 from poseidon.torch.model.gradient_form import RowsForm
 from poseidon.torch.model.parameters import SyncedParameter, attach_all
 from poseidon.torch.model.passes import Mode
+from poseidon.torch.tensors.devices import runtimes_in_use
 
 LEAST_STEPS = 3
 _MOST_STEPS, _MOST_SECONDS = 40, 20.0  # where some parameters have a gradient in some steps only
@@ -378,8 +379,8 @@ def _now() -> float:
 
 
 def _synchronize() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
+    for runtime in runtimes_in_use():
+        runtime.synchronize()
 
 
 def main(arguments: list[str]) -> None:

@@ -11,6 +11,7 @@ import torch
 from poseidon import _core
 from poseidon.errors import InvalidArgument
 from poseidon.torch.tensors.compatibility import unnamed
+from poseidon.torch.tensors.devices import Submitted, is_accelerator, pinned, to_device, to_host
 
 Element = _core.Element
 
@@ -61,21 +62,50 @@ def reduced_element(caller: str, tensor: torch.Tensor) -> Element:
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's elements in the host's memory: the tensor's own memory, or a copy."""
-    return _plain(tensor.detach().cpu()).contiguous()
+    plain = _plain(tensor.detach()).contiguous()
+    return to_host(plain) if is_accelerator(plain.device) else plain
 
 
 def writable(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
-    """Memory for the tensor's elements, which has them, and what writes it to the tensor where that is another one."""
+    """Memory for the tensor's elements, and what writes it to the tensor where that is another one.
+
+    It has any content. `finish` may be called by any thread: the copy to a device is on that thread's current stream.
+    """
+    return _with_finish(tensor, _room)
+
+
+def changeable(tensor: torch.Tensor) -> tuple[torch.Tensor, Finish | None]:
+    """The same for memory that has the tensor's elements already."""
+    return _with_finish(tensor, readable)
+
+
+def _with_finish(
+    tensor: torch.Tensor, memory_of: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[torch.Tensor, Finish | None]:
     own = tensor.detach()
-    memory = readable(own)
-    if memory.data_ptr() == own.data_ptr() and own.is_contiguous() and own.device.type == "cpu":
+    on_device = is_accelerator(own.device)
+    memory = memory_of(own)
+    if not on_device and memory.data_ptr() == own.data_ptr() and own.is_contiguous():
         return memory, None
+    before = Submitted(own.device) if on_device else None
 
     def finish() -> None:
         result = torch.view_as_complex(memory) if own.is_complex() else memory
-        own.copy_(result.view(own.dtype) if result.dtype != own.dtype else result)
+        result = result.view(own.dtype) if result.dtype != own.dtype else result
+        if before is None:
+            own.copy_(result)
+        else:
+            to_device(result, own, before)
 
     return memory, finish
+
+
+def _room(own: torch.Tensor) -> torch.Tensor:
+    """Memory for the elements: the tensor's own where it can be, or new."""
+    plain = _plain(own)
+    if is_accelerator(own.device):
+        return pinned(plain)
+    return plain if plain.is_contiguous() else torch.empty(plain.shape, dtype=plain.dtype)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:

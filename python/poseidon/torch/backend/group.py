@@ -18,6 +18,7 @@ from poseidon import _core
 from poseidon.errors import InvalidArgument
 from poseidon.torch.backend.arrays import (
     Finish,
+    changeable,
     check_dtypes,
     element_of,
     label_of,
@@ -145,7 +146,7 @@ class ProcessGroup(_TorchGroup):  # type: ignore[misc]
         element = reduced_element(kind.name, tensor)
         reduction.check(kind.name, tensor)
         has_result = kind == Kind.all_reduce or root == self._rank
-        memory, finish = writable(tensor) if has_result else (readable(tensor), None)
+        memory, finish = changeable(tensor) if has_result else (readable(tensor), None)
         call = self._start(
             kind,
             tensor.dtype,

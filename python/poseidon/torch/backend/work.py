@@ -15,6 +15,7 @@ from torch._C._distributed_c10d import Work as TorchWork
 from poseidon.errors import PoseidonTimeout
 from poseidon.torch.backend.arrays import Finish
 from poseidon.torch.backend.home import Home
+from poseidon.torch.tensors.devices import Submitted, is_accelerator
 
 _NO_TIMEOUT = timedelta(0)
 
@@ -22,8 +23,9 @@ _NO_TIMEOUT = timedelta(0)
 class Work(TorchWork):
     """One call of a group, or several that are waited for together.
 
-    Any thread may wait for it. The first that finds it complete copies results to where they belong. Whoever waits
-    after that gets the same error, if there was one.
+    Any thread may wait for it. The first that finds it complete copies results to where they belong. A later wait gets
+    the same error, if there was one. With tensors on a device the wait is the current stream's, as with torch's own
+    backends for devices.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Work(TorchWork):
         self._ended = False
         self._error: BaseException | None = None
         self._source = 0
+        self._written: list[Submitted] = []  # what writes outputs on devices
         self._future_lock = threading.Lock()
         self._future: Any = None
 
@@ -67,7 +70,15 @@ class Work(TorchWork):
                 self._end(limit_s)
         if self._error is not None:
             raise self._error
+        for submitted in self._written:
+            submitted.order()
         return True
+
+    def wait_for_devices(self) -> None:
+        """Waits until results are where they belong on devices, too."""
+        self.wait()
+        for submitted in self._written:
+            submitted.wait()
 
     def _end(self, limit_s: float | None) -> None:
         try:
@@ -76,6 +87,8 @@ class Work(TorchWork):
                 self._calls.pop(0)
             for finish in self._finish:
                 finish()
+            devices = {tensor.device for tensor in self._outputs if is_accelerator(tensor.device)}
+            self._written = [Submitted(device) for device in devices]
         except PoseidonTimeout as error:
             if self._calls and not self._home.collectives.done(self._calls[0]):
                 raise  # it goes on
@@ -175,7 +188,7 @@ class _Completer:
         while True:
             work, future = tasks.get()
             try:
-                work.wait()
+                work.wait_for_devices()  # nothing orders this thread's streams before those of who takes the result
             except Exception as error:
                 future.set_exception(error)
             else:

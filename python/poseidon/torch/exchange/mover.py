@@ -19,11 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from poseidon import _core
-from poseidon.errors import InvalidArgument
 from poseidon.schemes import workers_multiply
 from poseidon.torch.exchange.transfer import Rows, Transfer
 from poseidon.torch.model.factors import Factors
-from poseidon.torch.tensors.devices import is_accelerator, runtime_of
+from poseidon.torch.tensors.devices import check_no_capture, is_accelerator, runtime_of
 from poseidon.torch.tensors.memory import flat_view
 
 
@@ -45,9 +44,7 @@ class DeviceCopies:
 
         Returns a function that waits for it. Raises InvalidArgument while a CUDA graph is captured.
         """
-        capturing = getattr(self._runtime, "is_current_stream_capturing", None)
-        if capturing is not None and capturing():
-            raise InvalidArgument("an exchange cannot be a part of a CUDA graph: run backward outside the capture")
+        check_no_capture(self._runtime)
         self._backward = self._runtime.current_stream(self.device)
         self._stream.wait_stream(self._backward)
         copied = self._runtime.Event()
