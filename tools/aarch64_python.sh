@@ -20,6 +20,7 @@ if [ ! -e "$root/made" ]; then
   [ -e "$root/lib64" ] || ln -s usr/lib64 "$root/lib64"
   touch "$root/made"
 fi
+mount --bind "$root" "$root"  # what ip netns does there needs a root that is a mount
 # The compiler is run by this machine's C library.
 for folder in /usr/lib/x86_64-linux-gnu /usr/lib64 /usr/lib/gcc-cross /usr/$triple; do
   mkdir -p "$root$folder"

@@ -37,6 +37,10 @@ Result<std::shared_ptr<Store>> open_store(const Options& options, const std::fun
 /// It also answers processes that nobody knows and that ask to take part: one in a slot that no member has gets in.
 std::uint32_t generation_wanted(Store& store, const std::string& job);
 
+/// Notes that the process in `slot` leaves this generation for good, so that nobody waits for it in the next one. It
+/// does not report whether the store took it.
+void note_left(Store& store, const std::string& job, std::uint32_t generation, int slot);
+
 /// The last process that was refused because it is of another job or run, and why; empty if there is none. Does not
 /// wait. Call it on the thread of the store's other calls.
 std::string last_refused(Store& store, const std::string& job);

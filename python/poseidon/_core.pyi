@@ -393,6 +393,11 @@ def open_store(options: Options) -> Store:
 def generation_wanted(store: object, job: str) -> int:
     """The highest generation of the job that some process has asked for."""
 
+def note_left(store: object, job: str, generation: int, slot: int) -> None:
+    """
+    Notes that the process in this slot leaves the generation for good: nobody waits for it in the next one.
+    """
+
 def last_refused(store: object, job: str) -> str:
     """The last process that was refused, and why; empty if there is none."""
 

@@ -42,6 +42,7 @@ class Mismatch(PoseidonError):
     """The ranks disagree on the model, a dtype, a version or an option."""
 
     code = "mismatch"
+    groups: tuple[int, ...] = ()  # by rank, where it is known: equal numbers for ranks that agree
 
 
 class Refused(PoseidonError):

@@ -76,6 +76,16 @@ void bind_store(nb::module_& module) {
       },
       nb::arg("store"), nb::arg("job"), "The highest generation of the job that some process has asked for.");
   module.def(
+      "note_left",
+      [](nb::object store, const std::string& job, std::uint32_t generation, int slot) {
+        const auto core = store_from(std::move(store));
+        unlocked([&] {
+          if (core) note_left(*core, job, generation, slot);
+        });
+      },
+      nb::arg("store"), nb::arg("job"), nb::arg("generation"), nb::arg("slot"),
+      "Notes that the process in this slot leaves the generation for good: nobody waits for it in the next one.");
+  module.def(
       "last_refused",
       [](nb::object store, const std::string& job) {
         const auto core = store_from(std::move(store));

@@ -31,6 +31,9 @@ milliseconds window_of(const Options& options) {
   return std::min(window, options.timeout / 6);
 }
 
+/// Whether the process was in no generation of the job so far.
+bool is_new(const Entry& entry) { return entry.member.last_generation == 0; }
+
 /// The time between looks at the store. It grows with the number of processes, because the store serves all of them.
 milliseconds pause_of(const Options& options) {
   return std::clamp(milliseconds(options.world_size / 2), milliseconds(5), milliseconds(100));
@@ -115,8 +118,11 @@ Result<std::optional<Membership>> Gathering::look() {
   if (!away_.ok()) return not_yet;
   const Roster roster = text.ok() ? parse_roster(text.value()) : Roster();
   if (roster.generation == mine_.generation) return join(roster);
+  has_roster_ = roster.generation > 0;
   last_slots_.clear();
-  for (const auto& place : roster.places) last_slots_.push_back(place.first);
+  for (const auto& [slot, nonce] : roster.places)
+    if (arrivals_.contains(slot) || !quick_get(left_key(options_.job, roster.generation, slot)).ok())
+      last_slots_.push_back(slot);
   if (Status status = see_arrivals(); !status.ok()) return status;
   if (const auto written = lead()) return join(*written);
   return not_yet;
@@ -197,7 +203,7 @@ Status Gathering::failure_of_another() {
 /// the leader. So no process has to wait for the others to learn that it does not fit the first one.
 Status Gathering::see_arrivals() {
   const bool may_lead = options_.on_failure == OnFailure::shrink || mine_.member.slot == 0;
-  if (!may_lead && options_.on_failure == OnFailure::rejoin) return {};
+  if (!may_lead && options_.on_failure == OnFailure::rejoin && !is_new(mine_)) return {};
   for (int slot = 0; slot < (may_lead ? options_.world_size : 1); ++slot) {
     if (arrivals_.contains(slot)) continue;
     std::string text;
@@ -205,11 +211,22 @@ Status Gathering::see_arrivals() {
     if (!entry) continue;
     if (options_.on_failure == OnFailure::abort) {
       if (Status status = compare(options_, slot, text, facts_); !status.ok()) return status;
+    } else if (is_new(*entry) != is_new(mine_)) {
+      // A newcomer that does not fit the members must not end their job: it ends, and they do not see it.
+      Status status = fits(slot, *entry);
+      if (!status.ok() && is_new(mine_)) return status;
+      if (!status.ok()) continue;
     }
     arrivals_[slot] = entry->member.last_generation;
     last_arrival_ = Clock::now();
   }
   return {};
+}
+
+/// Whether a process that came and this one can be in one job.
+Status Gathering::fits(int slot, const Entry& entry) {
+  if (entry.facts != mine_.facts) return difference(slot);
+  return check_racks({mine_.member, entry.member});
 }
 
 bool Gathering::complete_enough() const {
@@ -220,8 +237,12 @@ bool Gathering::complete_enough() const {
   // A job that begins waits for all processes up to the timeout, unless it was said how many are enough. Later, a
   // process that does not come soon has been lost.
   const bool going_on = std::ranges::any_of(arrivals_, [](const auto& arrival) { return arrival.second > 0; });
-  if (!going_on)
+  if (!going_on) {
+    // Newcomers never begin beside members that the store knows: those come at the end of their step. And where rank 0
+    // does not come, it has perhaps ended a job that others just have missed.
+    if (has_roster_ || !arrivals_.contains(0)) return false;
     return now - last_arrival_ >= window_ && (options_.min_workers > 0 || now >= deadline_ - options_.timeout / 10);
+  }
   // Nobody is missing if all of the last generation have come, as when a worker joins: who asks to be taken in does so
   // before they meet.
   const auto came = [this](int slot) { return arrivals_.contains(slot); };
@@ -331,6 +352,11 @@ Status Gathering::missing() {
             concat(waited, " for the members of job '", options_.job, "', which goes on at this address, to take it in",
                    "; if this is another job, give it another MASTER_PORT; if it replaces a member, "
                    "raise POSEIDON_TIMEOUT above the time of a step")};
+  if (has_roster_ && is_new(mine_) && options_.on_failure == OnFailure::shrink)
+    return {ErrorCode::timeout,
+            concat(waited, " for the members of job '", options_.job, "', which has begun without it, to take it in; "
+                   "if they have ended, there is nothing to join: start the job again with another MASTER_PORT or "
+                   "another name (POSEIDON_JOB); if their steps are longer, raise POSEIDON_TIMEOUT")};
   std::string slots;
   for (int slot = 0; slot < options_.world_size; ++slot)
     if (slot != mine_.member.slot && !entry_of(slot)) slots += (slots.empty() ? "" : ", ") + std::to_string(slot);

@@ -39,6 +39,7 @@ class Gathering {
   Result<bool> claim();
   Status failure_of_another();
   Status see_arrivals();
+  Status fits(int slot, const Entry& entry);
   bool complete_enough() const;
   std::optional<Roster> lead();
   Result<std::optional<Membership>> join(const Roster& roster);
@@ -56,7 +57,8 @@ class Gathering {
   const Clock::time_point deadline_;
   const std::chrono::milliseconds window_;
   std::chrono::milliseconds leader_patience_;
-  std::vector<int> last_slots_;  // the slots of the last roster; empty: the store has no roster
+  bool has_roster_ = false;      // the store knows members
+  std::vector<int> last_slots_;  // their slots, without those that have left in order
   Status away_;                  // why the store did not answer the last time; ok: it answered
   const Clock::time_point begun_;
   Clock::time_point answered_;  // when the store answered the last time

@@ -26,12 +26,12 @@ Status check_racks(const std::vector<Member>& members) {
     const Member& member = members[rank];
     if (member.rack.empty() != members[0].rack.empty())
       return {ErrorCode::invalid_argument,
-              concat("rank ", member.rack.empty() ? rank : 0,
+              concat("rank ", member.rack.empty() ? member.slot : members[0].slot,
                      " has no rack and others have: give all workers one (rack), or none")};
     const std::size_t first = first_on.emplace(member.host_id, rank).first->second;
     if (members[first].rack != member.rack)
       return {ErrorCode::invalid_argument,
-              concat("ranks ", first, " and ", rank, " are on one machine, but in racks ", members[first].rack, " and ",
+              concat("ranks ", members[first].slot, " and ", member.slot, " are on one machine, but in racks ", members[first].rack, " and ",
                      member.rack, "; give all workers of a machine the same rack")};
   }
   return {};
@@ -60,6 +60,10 @@ bool stands(Store& store, const std::string& job, const Membership& membership) 
 
 void want_generation(Store& store, const std::string& job, std::uint32_t generation) {
   if (stored_generation(store, job) < generation) (void)store.set(generation_key(job), std::to_string(generation));
+}
+
+void note_left(Store& store, const std::string& job, std::uint32_t generation, int slot) {
+  (void)store.set(left_key(job, generation, slot), "1");
 }
 
 std::uint32_t generation_wanted(Store& store, const std::string& job) {

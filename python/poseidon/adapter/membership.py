@@ -230,6 +230,11 @@ class Membership:
         # A lower one: the store was lost with rank 0, and others have begun again without this process.
         return _core.generation_wanted(self._store, self.settings.job) not in (0, self._generation)
 
+    def note_leaving(self) -> None:
+        """Tells the others that this process leaves for good, so that they do not wait for it when they meet again."""
+        if self._store is not None:
+            _core.note_left(self._store, self.settings.job, self._generation, self.settings.rank)
+
     def newly_refused(self) -> str:
         """The process of another job or run that was refused since the last call, and why; empty if there is none."""
         before, self._refused = self._refused, _core.last_refused(self._store, self.settings.job)

@@ -18,6 +18,7 @@ from poseidon.adapter.shard_group import OtherReplicas
 from poseidon.adapter.snapshots import Snapshots, tell
 from poseidon.adapter.state_text import broadcast
 from poseidon.adapter.training_state import OwnState, TrainingState
+from poseidon.adapter.unfit import UnfitNewcomers, unfit_newcomers
 from poseidon.adapter.versions import Versions
 from poseidon.errors import SURVIVABLE, Aborted, InvalidArgument, PoseidonError
 
@@ -94,6 +95,7 @@ class Recovery:
         self._finished = 0  # `until` has said so on some rank
         self._is_new = True
         self._is_whole = False  # the state is that of the beginning of `_step`
+        self._state_of = 0  # the generation in which this process took its state, or agreed with the others on it
         self._failures = 0  # since `_failed_step` was completed or a worker replaced
         self._failed_step = 0  # the furthest that has failed
         self._own_failure: PoseidonError | None = None  # of an attempt, other than by others' failures
@@ -233,6 +235,7 @@ class Recovery:
         if self._state.residuals() is None:  # otherwise a snapshot takes all ranks
             self._write_snapshot()
         rank = self._context.rank
+        self._context.note_leaving()
         self._context.leave()  # when all others have contributed to that step, too
         tell(f"rank {rank} leaves before step {self._step}, because it was asked to end")
         self._drain.leave()
@@ -299,7 +302,7 @@ class Recovery:
             if agreed is not None and failure is None:
                 return self._adopt(agreed)
             assert failure is not None
-            if not isinstance(failure, OtherReplicas):
+            if not isinstance(failure, OtherReplicas | UnfitNewcomers):
                 self._count(failure)
             reason = str(failure).split("; flight record: ")[0]  # each time another one
             if reason not in told:
@@ -323,16 +326,21 @@ class Recovery:
     def _meet_once(self) -> tuple[PoseidonError | None, _Agreed | None]:
         with self._drain.meeting():
             self._context.meet()
+        are_new: list[bool] = []
         try:
             self._context.prepare()
-            return None, self._agree()
+            are_new += [bool(row[0]) for row in self._context.present_control.one_hot([int(self._is_new)])]
+            return None, self._agree(are_new)
         except SURVIVABLE as error:
             return error, None
         except PoseidonError as error:
-            self._context.abort(error)
+            unfit = unfit_newcomers(error, are_new)
+            if unfit and not self._is_new:
+                return UnfitNewcomers.of(unfit, error), None
+            self._context.note_leaving() if unfit else self._context.abort(error)
             raise
 
-    def _agree(self) -> _Agreed:
+    def _agree(self, are_new: list[bool]) -> _Agreed:
         """What the ranks of the next generation agree on, so that all have the same state. Collective."""
         here, state, control = self._context, self._state, self._context.present_control
         size = "" if self._shards is None else f"{self._shards.size} ranks in a replica; "
@@ -343,18 +351,20 @@ class Recovery:
         decisions = state.decisions()
         own_step = self._step if self._is_whole else -1
         counted = [self._failures, self._failed_step, self._written]
-        mine = [own_step, self._finished, int(self._is_new), here.settings.rank, self._meeting, *counted, *decisions]
+        mine = [own_step, self._finished, self._state_of, here.settings.rank, self._meeting, *counted, *decisions]
         rows = control.one_hot(mine)
         most = [max(column) for column in zip(*rows, strict=True)]
-        are_new = [bool(row[2]) for row in rows]
         members = [(row[3], row[4]) for row in rows]
         agreed = _Agreed(self._step, most[1], members, are_new, most[5:8], most[8:])
         if self._versions is not None:
             agreed.step, finished = self._versions.agree(here, all_new=all(are_new))
             agreed.finished = max(finished, most[1])
         else:
-            self._agree_on_state(control, agreed, [row[0] for row in rows])
-            agreed.finished = max([agreed.finished, *(row[1] for row in rows if row[0] == agreed.step)])
+            # A rank that was not in the last generation may be at the same step with another state.
+            last = max((row[2] for row in rows if row[0] >= 0), default=0)
+            self._agree_on_state(control, agreed, [row[0] if row[2] == last else -1 for row in rows])
+            finished = [row[1] for row in rows if row[2] == last and row[0] == agreed.step]
+            agreed.finished = max([agreed.finished, *finished])
         return agreed
 
     def _adopt(self, agreed: _Agreed) -> tuple[int, ...]:
@@ -368,6 +378,7 @@ class Recovery:
         if not isinstance(self._versions, OwnVersions):
             self._context.present_control.on_exchange = self._state.check_exchange
         self._is_new, self._is_whole = False, True
+        self._state_of = self._context.present_client.generation
         if any(agreed.are_new):
             self._failures = 0
         return tuple(rank for rank, is_new in enumerate(agreed.are_new) if is_new)
