@@ -363,8 +363,8 @@ class Recovery:
             # A rank that was not in the last generation may be at the same step with another state.
             last = max((row[2] for row in rows if row[0] >= 0), default=0)
             self._agree_on_state(control, agreed, [row[0] if row[2] == last else -1 for row in rows])
-            finished = [row[1] for row in rows if row[2] == last and row[0] == agreed.step]
-            agreed.finished = max([agreed.finished, *finished])
+            counts = [row[1] for row in rows if row[2] == last and row[0] == agreed.step]
+            agreed.finished = max([agreed.finished, *counts])
         return agreed
 
     def _adopt(self, agreed: _Agreed) -> tuple[int, ...]:

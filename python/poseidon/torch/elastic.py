@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import operator
 import signal
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sized
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -138,7 +141,7 @@ class ElasticSampler(Sampler[list[int]]):
 
 def count_of(dataset: Any) -> int:
     """The number of examples. Raises InvalidArgument for a dataset whose examples have no numbers."""
-    if hasattr(dataset, "__index__"):
+    if hasattr(dataset, "__index__") and not hasattr(dataset, "__len__"):  # a tensor has both
         return _whole("dataset", dataset)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise InvalidArgument(
@@ -195,6 +198,17 @@ def _take_the_next(number: int, frame: object) -> None:
     signal.signal(number, signal.SIG_DFL)
 
 
+_loaders: weakref.WeakSet[ElasticLoader] = weakref.WeakSet()  # with processes
+
+
+def _end_loaders() -> None:
+    """At the end of a process of `multiprocessing`, which sends its children one SIGTERM, and waits for them."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler takes their end for a failure
+    for loader in list(_loaders):
+        loader.kill_processes()
+
+
 class ElasticLoader:
     """The batches that an `ElasticSampler` deals to this worker, loaded ahead. `next` gives that of the coming step.
 
@@ -222,9 +236,17 @@ class ElasticLoader:
             options["generator"] = self._generator
         if options.get("num_workers"):
             options["worker_init_fn"] = _LoaderProcess(options.get("worker_init_fn"))
+            if not _loaders:
+                Finalize(None, _end_loaders, exitpriority=1)
+            _loaders.add(self)
         self._make = lambda: iter(loader(dataset, batch_sampler=sampler, **options))
         self._batches: Iterator[Any] | None = None
         self._place: tuple[int, int, int, int] | None = None  # of the batch that `_batches` gives next
+
+    def kill_processes(self) -> None:
+        """Kills those that load, which have nothing to lose."""
+        for process in getattr(self._batches, "_workers", ()):  # torch's name, and torchdata's
+            process.kill()
 
     def __iter__(self) -> ElasticLoader:
         return self

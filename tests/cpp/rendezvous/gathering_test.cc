@@ -51,8 +51,9 @@ void remember(MemoryStore& store, std::uint32_t generation) {
   ASSERT_TRUE(store.open()->set(generation_key("default"), std::to_string(generation)).ok());
 }
 
-testing::Beside<Result<Membership>> begin_to_join(MemoryStore& store, const Options& options) {
-  return testing::run_beside([&store, options] { return join(store, options); });
+testing::Beside<Result<Membership>> begin_to_join(MemoryStore& store, const Options& options,
+                                                   std::uint32_t at_least = 1) {
+  return testing::run_beside([&store, options, at_least] { return join(store, options, at_least); });
 }
 
 /// Runs all of these at the same time. Each must join.
@@ -287,7 +288,7 @@ TEST_IN_VIRTUAL_TIME(Shrink, AJobThatBeginsWaitsForAll) {
 
 TEST_IN_VIRTUAL_TIME(Shrink, AJobBeginsWithMinWorkersAndTakesInOthers) {
   MemoryStore store;
-  auto options = std::vector{shrinking(1, 4), shrinking(2, 4), shrinking(3, 4)};
+  auto options = std::vector{shrinking(0, 4), shrinking(2, 4), shrinking(3, 4)};
   for (Options& one : options) one.min_workers = 2;
   auto first = begin_to_join(store, options[0]);
   pause_for(milliseconds(400));  // three windows
@@ -295,7 +296,7 @@ TEST_IN_VIRTUAL_TIME(Shrink, AJobBeginsWithMinWorkersAndTakesInOthers) {
   const auto second = join(store, options[1]);
   ASSERT_TRUE(second.ok()) << second.status().message();
   EXPECT_LT(Clock::now() - begun, milliseconds(700));
-  EXPECT_EQ(slots_of(second.value()), (std::vector{1, 2}));
+  EXPECT_EQ(slots_of(second.value()), (std::vector{0, 2}));
   EXPECT_EQ(first.get().value().generation, 1u);
   auto newcomer = begin_to_join(store, options[2]);
   while (generation_wanted(*store.open(), "default") < 2) pause_for(milliseconds(2));
@@ -305,8 +306,77 @@ TEST_IN_VIRTUAL_TIME(Shrink, AJobBeginsWithMinWorkersAndTakesInOthers) {
   const auto joined = Clock::now();
   const auto all = join_all(store, options);
   EXPECT_LT(Clock::now() - joined, milliseconds(500)) << "nobody is missing";
-  EXPECT_EQ(slots_of(all[1]), (std::vector{1, 2, 3}));
+  EXPECT_EQ(slots_of(all[1]), (std::vector{0, 2, 3}));
   EXPECT_TRUE(newcomer.get().value().joining);
+}
+
+// What begins without rank 0 has perhaps missed the end of the job, which rank 0 has left with all others.
+TEST_IN_VIRTUAL_TIME(Shrink, NoJobBeginsWithoutRankZero) {
+  MemoryStore store;
+  auto options = std::vector{shrinking(1, 4), shrinking(2, 4)};
+  for (Options& one : options) one.min_workers = 2;
+  auto first = begin_to_join(store, options[0]);
+  const auto second = join(store, options[1]);
+  EXPECT_EQ(second.status().code(), ErrorCode::timeout);
+  EXPECT_EQ(first.get().status().code(), ErrorCode::timeout);
+}
+
+// The members come at the end of their step, which may take longer than a window.
+TEST_IN_VIRTUAL_TIME(Shrink, NewcomersDoNotBeginBesideMembers) {
+  MemoryStore store;
+  std::vector<Options> options;
+  for (int slot = 0; slot < 4; ++slot) {
+    options.push_back(shrinking(slot, 4));
+    options.back().min_workers = 2;
+  }
+  auto member = begin_to_join(store, options[0]);
+  auto other = begin_to_join(store, options[1]);
+  ASSERT_EQ(member.get().value().generation, 1u);
+  ASSERT_EQ(other.get().value().generation, 1u);
+  auto newcomer = begin_to_join(store, options[2]);
+  auto another = begin_to_join(store, options[3]);
+  for (int i = 0; i < 5; ++i) {  // windows
+    pause_for(milliseconds(100));
+    generation_wanted(*store.open(), options[0].job);
+  }
+  options[0].generation = options[1].generation = 1;
+  auto again = begin_to_join(store, options[0]);
+  auto other_again = begin_to_join(store, options[1]);
+  EXPECT_EQ(slots_of(newcomer.get().value()), (std::vector{0, 1, 2, 3}));
+  EXPECT_EQ(slots_of(again.get().value()), (std::vector{0, 1, 2, 3}));
+}
+
+TEST_IN_VIRTUAL_TIME(Shrink, ANewcomerThatDoesNotFitEndsAlone) {
+  MemoryStore store;
+  auto options = std::vector{shrinking(0, 3), shrinking(1, 3), shrinking(2, 3)};
+  for (Options& one : options) one.min_workers = 2;
+  auto member = begin_to_join(store, options[0]);
+  auto other = begin_to_join(store, options[1]);
+  ASSERT_EQ(member.get().value().generation, 1u);
+  ASSERT_EQ(other.get().value().generation, 1u);
+  options[2].chunk_bytes = 4096;
+  options[0].generation = options[1].generation = 1;
+  auto newcomer = begin_to_join(store, options[2], 2);
+  auto again = begin_to_join(store, options[0], 2);
+  auto other_again = begin_to_join(store, options[1], 2);
+  EXPECT_EQ(newcomer.get().status().code(), ErrorCode::mismatch);
+  EXPECT_EQ(slots_of(again.get().value()), (std::vector{0, 1}));
+}
+
+TEST_IN_VIRTUAL_TIME(Shrink, NobodyWaitsForOneThatHasLeft) {
+  MemoryStore store;
+  auto options = std::vector{shrinking(0, 3), shrinking(1, 3), shrinking(2, 3)};
+  for (Options& one : options) one.timeout = std::chrono::seconds(60);  // so that a window is 1 s
+  std::vector<testing::Beside<Result<Membership>>> all;
+  for (const Options& one : options) all.push_back(begin_to_join(store, one));
+  for (auto& one : all) ASSERT_EQ(one.get().value().generation, 1u);
+  note_left(*store.open(), options[2].job, 1, 2);
+  options[0].generation = options[1].generation = 1;
+  const auto begun = Clock::now();
+  auto again = begin_to_join(store, options[0], 2);
+  auto other_again = begin_to_join(store, options[1], 2);
+  EXPECT_EQ(slots_of(again.get().value()), (std::vector{0, 1}));
+  EXPECT_LT(Clock::now() - begun, milliseconds(400));
 }
 
 TEST_IN_VIRTUAL_TIME(Shrink, WhoComesTooLateIsInTheNextGeneration) {

@@ -22,6 +22,7 @@ from poseidon.torch.model.parameters import SyncedParameter
 from poseidon.torch.optimizer.distributed_optimizer import DistributedOptimizer
 from poseidon.torch.optimizer.partial_step import Hyperparameters, hyperparameters_of
 from poseidon.torch.optimizer.undo import TensorCopies, UpdateUndo
+from poseidon.torch.recovery.exact_state import extra_states, load_exactly
 from poseidon.torch.recovery.lossy_layers import LossyLayers, synchronizers_of
 from poseidon.torch.recovery.sharded_state import Layouts
 from poseidon.torch.tensors.arrays import TENSORS
@@ -48,6 +49,7 @@ class TrainingObjects(TrainingState):
         self._check_first(objects)
         _check(objects, self.models)
         self._others = [one for one in objects if not isinstance(one, DistributedDataParallel)]
+        self._others += [one for model in self.models for one in extra_states(model.module)]
         self.optimizers = [one for one in self._others if isinstance(one, Optimizer)]
         distributed = [one for one in self.optimizers if isinstance(one, DistributedOptimizer)]
         self._on_servers = [one for one in distributed if one.server is not None]
@@ -313,7 +315,7 @@ class TrainingObjects(TrainingState):
         for model, one in zip(self.models, state["models"], strict=True):
             _load_model(model, one, step, whole)
         for other, one in zip(self._others, state["others"], strict=True):
-            other.load_state_dict(self._layouts.whole(one))
+            load_exactly(other, self._layouts.whole(one))
             _forget_unscaled(other)
         self._written()
         for undo in self._undos.values():
