@@ -65,7 +65,7 @@ class Trained:
     pauses_s: list[float] = field(default_factory=list)
 
 
-def _train(kind: str, steps: int, least: int, note: Any, pause_s: float) -> str:
+def _train(note: Any, kind: str, steps: int, least: int, pause_s: float) -> str:
     poseidon.init(on_failure="shrink", min_workers=least)
     model = poseidon.DistributedDataParallel(network(kind))
     optimizer = make_optimizer(kind, model)
@@ -93,19 +93,23 @@ def _step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, r
     optimizer.step()
 
 
-def _work(folder: Path, slot: int, variables: dict[str, str], arguments: tuple[Any, ...]) -> None:
+def _work(folder: Path, slot: int, variables: dict[str, str], function: Any, arguments: tuple[Any, ...]) -> None:
     os.environ.update(variables)
     torch.set_num_threads(1)
     with open(folder / f"log-{slot}-{os.getpid()}", "a", encoding="utf-8", buffering=1) as log:
-        kind, steps, least, pause_s = arguments
-        digest = _train(kind, steps, least, lambda fields: log.write(json.dumps(fields) + "\n"), pause_s)
+        digest = function(lambda fields: log.write(json.dumps(fields) + "\n"), *arguments)
     (folder / f"digest-{slot}").write_text(digest)
 
 
-class _Fleet:
-    def __init__(self, folder: Path, slots: int, arguments: tuple[Any, ...], environment: dict[str, str]) -> None:
-        self._folder, self._arguments = folder, arguments
-        self._variables = {
+class Fleet:
+    """Processes that each run `function(note, *arguments)`, which returns a digest, in slots that come and go."""
+
+    def __init__(
+        self, folder: Path, slots: int, function: Any, arguments: tuple[Any, ...], environment: dict[str, str]
+    ) -> None:
+        folder.mkdir()
+        self._folder, self._function, self._arguments = folder, function, arguments
+        self.variables = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "WORLD_SIZE": str(slots),
@@ -117,9 +121,10 @@ class _Fleet:
         self.running: dict[int, Any] = {}
 
     def apply(self, event: Event) -> None:
+        """Makes it happen, and waits until who is to end has ended."""
         if event.what == "start":
-            variables = {**self._variables, "RANK": str(event.slot)}
-            arguments = (self._folder, event.slot, variables, self._arguments)
+            variables = {**self.variables, "RANK": str(event.slot)}
+            arguments = (self._folder, event.slot, variables, self._function, self._arguments)
             self.running[event.slot] = FORK.Process(target=_work, args=arguments, daemon=True)
             self.running[event.slot].start()
             return
@@ -128,7 +133,30 @@ class _Fleet:
         process.join(_PATIENCE_S)
         assert not process.is_alive(), f"slot {event.slot} has not ended"
 
+    def begin(self, first: int, events: Sequence[Event]) -> None:
+        """Begins with `first` workers, and makes each event happen when its step comes."""
+        for slot in range(first):
+            self.apply(Event(0, "start", slot))
+        for event in events:
+            self.wait_for(event.step)
+            self.apply(event)
+
+    def wait_for(self, step: int) -> None:
+        """Until this step comes."""
+        wait_until(lambda: self.step() >= step, f"step {step}", _PATIENCE_S, 0.02)
+
+    def codes(self) -> dict[int, int]:
+        """The exit statuses of those that run, by slot, when all have ended."""
+        for process in self.running.values():
+            process.join(_PATIENCE_S)
+        return {slot: process.exitcode for slot, process in self.running.items()}
+
+    def digests(self) -> dict[int, str]:
+        """Of those that have ended by themselves, by slot."""
+        return {slot: found.read_text() for slot in self.running if (found := self._folder / f"digest-{slot}").exists()}
+
     def close(self) -> None:
+        """Ends all."""
         for process in self.running.values():
             end(process)
 
@@ -140,6 +168,7 @@ class _Fleet:
                     yield json.loads(line)
 
     def step(self) -> int:
+        """The step that comes."""
         return 1 + max((one["step"] for one in self.records() if "step" in one), default=-1)
 
 
@@ -157,23 +186,15 @@ def train(
 
     The scheme is given: "auto" goes by times, which are not the same twice.
     """
-    folder.mkdir()
-    fleet = _Fleet(folder, slots, (kind, steps, first, pause_s), {"POSEIDON_SCHEME": scheme})
+    fleet = Fleet(folder, slots, _train, (kind, steps, first, pause_s), {"POSEIDON_SCHEME": scheme})
     with contextlib.closing(fleet):
-        for slot in range(first):
-            fleet.apply(Event(0, "start", slot))
-        for event in events:
-            wait_until(lambda event=event: fleet.step() >= event.step, f"step {event.step}", _PATIENCE_S, 0.02)
-            fleet.apply(event)
-        for slot, process in fleet.running.items():
-            process.join(_PATIENCE_S)
-            assert process.exitcode == 0, f"slot {slot} ended with {process.exitcode}"
-        records = list(fleet.records())
+        fleet.begin(first, events)
+        assert set(fleet.codes().values()) == {0}
+        records, digests = list(fleet.records()), fleet.digests()
     # A step that was made and then discarded is made again, in a later generation.
     made = sorted((one["step"], one["generation"], one["size"]) for one in records if "step" in one)
     assert len(set(made)) == len({entry[:2] for entry in made}), "all who made a step were as many"
     sizes = {step: size for step, _, size in made}
-    digests = {slot: (folder / f"digest-{slot}").read_text() for slot in fleet.running}
     joins = [one["seconds"] for one in records if one.get("joined") and "joins" in one["cause"]]
     return Trained([sizes[step] for step in range(steps)], digests, joins)
 

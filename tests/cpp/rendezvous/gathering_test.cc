@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "cpp/rendezvous/memory_store.h"
+#include "cpp/rendezvous/gathering_cases.h"
 #include "cpp/rendezvous/ports.h"
 #include "rendezvous/members.h"
 #include "rendezvous/published.h"
@@ -23,56 +23,18 @@ namespace {
 
 using std::chrono::milliseconds;
 using testing::always;
+using testing::begin_to_join;
 using testing::contains;
+using testing::join;
+using testing::join_all;
 using testing::kRejoin;
 using testing::kShrink;
 using testing::MemoryStore;
+using testing::options_of;
+using testing::remember;
 using testing::run_ranks;
-
-Options options_of(int slot, int slot_count, OnFailure on_failure, std::uint32_t last = 0) {
-  Options options;
-  options.rank = slot;
-  options.world_size = slot_count;
-  options.on_failure = on_failure;
-  options.generation = last;
-  options.run = "a run";
-  options.timeout = std::chrono::seconds(20);
-  return options;
-}
-
-Result<Membership> join(MemoryStore& store, const Options& options, std::uint32_t at_least = 1) {
-  Member mine;
-  mine.peer_address = "slot " + std::to_string(options.rank);
-  return meet(*store.open(), options, mine, always, at_least);
-}
-
-/// The store has been there in earlier generations.
-void remember(MemoryStore& store, std::uint32_t generation) {
-  ASSERT_TRUE(store.open()->set(generation_key("default"), std::to_string(generation)).ok());
-}
-
-testing::Beside<Result<Membership>> begin_to_join(MemoryStore& store, const Options& options,
-                                                   std::uint32_t at_least = 1) {
-  return testing::run_beside([&store, options, at_least] { return join(store, options, at_least); });
-}
-
-/// Runs all of these at the same time. Each must join.
-std::vector<Membership> join_all(MemoryStore& store, const std::vector<Options>& all) {
-  std::vector<Membership> found(all.size());
-  run_ranks(static_cast<int>(all.size()), [&](int i) {
-    const auto index = static_cast<std::size_t>(i);
-    auto joined = join(store, all[index]);
-    ASSERT_TRUE(joined.ok()) << joined.status().message();
-    found[index] = std::move(joined.value());
-  });
-  return found;
-}
-
-std::vector<int> slots_of(const Membership& membership) {
-  std::vector<int> slots;
-  for (const Member& member : membership.members) slots.push_back(member.slot);
-  return slots;
-}
+using testing::shrinking;
+using testing::slots_of;
 
 TEST_IN_VIRTUAL_TIME(Rejoin, AJobBeginsWithItsFirstGeneration) {
   for (const OnFailure on_failure : {kRejoin, kShrink}) {
@@ -224,12 +186,6 @@ TEST_IN_VIRTUAL_TIME(Rejoin, JobsOfOneStoreDoNotMeet) {
 }
 
 /// Uses a short window, a sixth of the timeout.
-Options shrinking(int slot, int slot_count, std::uint32_t last = 0) {
-  Options options = options_of(slot, slot_count, kShrink, last);
-  options.timeout = milliseconds(800);
-  return options;
-}
-
 TEST_IN_VIRTUAL_TIME(Shrink, SurvivorsGoOnWithoutTheOthersByTheirOrder) {
   MemoryStore store;
   remember(store, 1);
@@ -284,99 +240,6 @@ TEST_IN_VIRTUAL_TIME(Shrink, AJobThatBeginsWaitsForAll) {
   ASSERT_TRUE(second.ok()) << second.status().message();
   EXPECT_EQ(second.value().generation, 1u);
   EXPECT_EQ(first.get().value().members.size(), 2u);
-}
-
-TEST_IN_VIRTUAL_TIME(Shrink, AJobBeginsWithMinWorkersAndTakesInOthers) {
-  MemoryStore store;
-  auto options = std::vector{shrinking(0, 4), shrinking(2, 4), shrinking(3, 4)};
-  for (Options& one : options) one.min_workers = 2;
-  auto first = begin_to_join(store, options[0]);
-  pause_for(milliseconds(400));  // three windows
-  const auto begun = Clock::now();
-  const auto second = join(store, options[1]);
-  ASSERT_TRUE(second.ok()) << second.status().message();
-  EXPECT_LT(Clock::now() - begun, milliseconds(700));
-  EXPECT_EQ(slots_of(second.value()), (std::vector{0, 2}));
-  EXPECT_EQ(first.get().value().generation, 1u);
-  auto newcomer = begin_to_join(store, options[2]);
-  while (generation_wanted(*store.open(), "default") < 2) pause_for(milliseconds(2));
-  for (Options& one : options) one.generation = 1;
-  options.pop_back();
-  for (Options& one : options) one.timeout = milliseconds(60000);  // with a window of 1 s
-  const auto joined = Clock::now();
-  const auto all = join_all(store, options);
-  EXPECT_LT(Clock::now() - joined, milliseconds(500)) << "nobody is missing";
-  EXPECT_EQ(slots_of(all[1]), (std::vector{0, 2, 3}));
-  EXPECT_TRUE(newcomer.get().value().joining);
-}
-
-// What begins without rank 0 has perhaps missed the end of the job, which rank 0 has left with all others.
-TEST_IN_VIRTUAL_TIME(Shrink, NoJobBeginsWithoutRankZero) {
-  MemoryStore store;
-  auto options = std::vector{shrinking(1, 4), shrinking(2, 4)};
-  for (Options& one : options) one.min_workers = 2;
-  auto first = begin_to_join(store, options[0]);
-  const auto second = join(store, options[1]);
-  EXPECT_EQ(second.status().code(), ErrorCode::timeout);
-  EXPECT_EQ(first.get().status().code(), ErrorCode::timeout);
-}
-
-// The members come at the end of their step, which may take longer than a window.
-TEST_IN_VIRTUAL_TIME(Shrink, NewcomersDoNotBeginBesideMembers) {
-  MemoryStore store;
-  std::vector<Options> options;
-  for (int slot = 0; slot < 4; ++slot) {
-    options.push_back(shrinking(slot, 4));
-    options.back().min_workers = 2;
-  }
-  auto member = begin_to_join(store, options[0]);
-  auto other = begin_to_join(store, options[1]);
-  ASSERT_EQ(member.get().value().generation, 1u);
-  ASSERT_EQ(other.get().value().generation, 1u);
-  auto newcomer = begin_to_join(store, options[2]);
-  auto another = begin_to_join(store, options[3]);
-  for (int i = 0; i < 5; ++i) {  // windows
-    pause_for(milliseconds(100));
-    generation_wanted(*store.open(), options[0].job);
-  }
-  options[0].generation = options[1].generation = 1;
-  auto again = begin_to_join(store, options[0]);
-  auto other_again = begin_to_join(store, options[1]);
-  EXPECT_EQ(slots_of(newcomer.get().value()), (std::vector{0, 1, 2, 3}));
-  EXPECT_EQ(slots_of(again.get().value()), (std::vector{0, 1, 2, 3}));
-}
-
-TEST_IN_VIRTUAL_TIME(Shrink, ANewcomerThatDoesNotFitEndsAlone) {
-  MemoryStore store;
-  auto options = std::vector{shrinking(0, 3), shrinking(1, 3), shrinking(2, 3)};
-  for (Options& one : options) one.min_workers = 2;
-  auto member = begin_to_join(store, options[0]);
-  auto other = begin_to_join(store, options[1]);
-  ASSERT_EQ(member.get().value().generation, 1u);
-  ASSERT_EQ(other.get().value().generation, 1u);
-  options[2].chunk_bytes = 4096;
-  options[0].generation = options[1].generation = 1;
-  auto newcomer = begin_to_join(store, options[2], 2);
-  auto again = begin_to_join(store, options[0], 2);
-  auto other_again = begin_to_join(store, options[1], 2);
-  EXPECT_EQ(newcomer.get().status().code(), ErrorCode::mismatch);
-  EXPECT_EQ(slots_of(again.get().value()), (std::vector{0, 1}));
-}
-
-TEST_IN_VIRTUAL_TIME(Shrink, NobodyWaitsForOneThatHasLeft) {
-  MemoryStore store;
-  auto options = std::vector{shrinking(0, 3), shrinking(1, 3), shrinking(2, 3)};
-  for (Options& one : options) one.timeout = std::chrono::seconds(60);  // so that a window is 1 s
-  std::vector<testing::Beside<Result<Membership>>> all;
-  for (const Options& one : options) all.push_back(begin_to_join(store, one));
-  for (auto& one : all) ASSERT_EQ(one.get().value().generation, 1u);
-  note_left(*store.open(), options[2].job, 1, 2);
-  options[0].generation = options[1].generation = 1;
-  const auto begun = Clock::now();
-  auto again = begin_to_join(store, options[0], 2);
-  auto other_again = begin_to_join(store, options[1], 2);
-  EXPECT_EQ(slots_of(again.get().value()), (std::vector{0, 1}));
-  EXPECT_LT(Clock::now() - begun, milliseconds(400));
 }
 
 TEST_IN_VIRTUAL_TIME(Shrink, WhoComesTooLateIsInTheNextGeneration) {

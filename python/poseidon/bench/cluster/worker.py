@@ -29,7 +29,7 @@ from poseidon.models import model_table, scaled
 from poseidon.options import resolve
 from poseidon.racks.machines import listening_address
 
-_FIRST_WARM_UPS, _WARM_UPS = 3, 2  # the plan is settled, and what overlaps is under way
+_FIRST_WARM_UPS, _WARM_UPS = 8, 2  # sizes and schemes are tried in the first ones; what overlaps is under way
 _DEFAULT_MTU = 1500
 
 
@@ -125,10 +125,12 @@ def _model(cluster: _Cluster, task: Task, name: str) -> list[Step]:
     host = TrainingHost(setup, cluster.places, cluster.rank, cluster.port(), _Lockstep(cluster))
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     rounds: dict[str, list[list[Any]]] = {method: [] for method in task.methods}
-    for number in range(task.round_count):
+    # A first round is not counted: memory is new in it, and where machines share cores, each method disturbs the next.
+    for number in range(1 + task.round_count):
         for method in task.methods:
             made = _round(host, METHODS[method].scaled(task.scale), cluster, task, number)
-            rounds[method].append(cluster.all([made.ends, _payload(made)]))
+            found = cluster.all([made.ends, _payload(made)])
+            rounds[method] += [found] if number else []
     host.close()
     return [_step(name, method, found) for method, found in rounds.items()]
 
