@@ -354,7 +354,8 @@ Status Gathering::missing() {
                    "raise POSEIDON_TIMEOUT above the time of a step")};
   if (has_roster_ && is_new(mine_) && options_.on_failure == OnFailure::shrink)
     return {ErrorCode::timeout,
-            concat(waited, " for the members of job '", options_.job, "', which has begun without it, to take it in; "
+            concat(waited, " for the members of job '", options_.job,
+                   "', which has begun without it, to take it in; "
                    "if they have ended, there is nothing to join: start the job again with another MASTER_PORT or "
                    "another name (POSEIDON_JOB); if their steps are longer, raise POSEIDON_TIMEOUT")};
   std::string slots;

@@ -31,8 +31,8 @@ Status check_racks(const std::vector<Member>& members) {
     const std::size_t first = first_on.emplace(member.host_id, rank).first->second;
     if (members[first].rack != member.rack)
       return {ErrorCode::invalid_argument,
-              concat("ranks ", members[first].slot, " and ", member.slot, " are on one machine, but in racks ", members[first].rack, " and ",
-                     member.rack, "; give all workers of a machine the same rack")};
+              concat("ranks ", members[first].slot, " and ", member.slot, " are on one machine, but in racks ",
+                     members[first].rack, " and ", member.rack, "; give all workers of a machine the same rack")};
   }
   return {};
 }

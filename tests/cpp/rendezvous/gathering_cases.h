@@ -38,7 +38,7 @@ inline void remember(MemoryStore& store, std::uint32_t generation) {
 }
 
 inline Beside<Result<Membership>> begin_to_join(MemoryStore& store, const Options& options,
-                                                   std::uint32_t at_least = 1) {
+                                                std::uint32_t at_least = 1) {
   return run_beside([&store, options, at_least] { return join(store, options, at_least); });
 }
 

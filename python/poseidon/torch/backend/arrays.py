@@ -110,6 +110,8 @@ def _room(own: torch.Tensor) -> torch.Tensor:
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same elements without names, lazy bits, and types that the core and DLPack do not know."""
+    if tensor.is_meta:
+        raise InvalidArgument("a tensor on the meta device has no elements: give it memory first, as by to_empty()")
     tensor = unnamed(tensor).resolve_conj().resolve_neg()
     if tensor.is_complex():
         return torch.view_as_real(tensor)
