@@ -17,13 +17,13 @@ import hashlib
 import json
 import os
 import shlex
-import socket
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from peer_runs import outputs_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "python"))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -112,22 +112,8 @@ _JOBS: dict[str, Callable[[int, int], Iterator[Result]]] = {"arrays": array_jobs
 
 
 def _run(commands: list[list[str]]) -> list[list[Result]]:
-    """The digests of each rank of a job whose ranks have these commands."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    place = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    ranks = [
-        subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True)
-        for rank, command in enumerate(commands)
-    ]
-    try:
-        printed = [rank.communicate(timeout=_TIMEOUT_S)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    if any(rank.returncode for rank in ranks):
-        raise SystemExit(f"ranks ended with {[rank.returncode for rank in ranks]}")
+    """What each rank of a job whose ranks have these commands says."""
+    printed = outputs_of("a rank", commands, lambda rank: {}, _TIMEOUT_S)
     return [[Result(*json.loads(line)) for line in text.splitlines() if line.startswith("[")] for text in printed]
 
 

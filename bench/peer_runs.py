@@ -36,23 +36,34 @@ def print_steps(ended: Sequence[float]) -> None:
         print(json.dumps([after - before for before, after in itertools.pairwise(counted)]))
 
 
-def run(script: str, method: str, count: int, variables: Callable[[int], Mapping[str, str]]) -> float:
-    """The median step of the first of `count` workers, in seconds. `variables`: of the environment, by rank."""
-    port = free_port()
-    command = [sys.executable, script, *sys.argv[1:], "--worker", method]
+def outputs_of(
+    what: str, commands: Sequence[Sequence[str]], variables: Callable[[int], Mapping[str, str]], timeout_s: float
+) -> list[str]:
+    """What the workers of a job on this machine print, by rank. Each has a command, and `variables` of its own.
+
+    Ends this process, with a text that begins with `what`, where one of them fails.
+    """
+    port, count = free_port(), len(commands)
     processes = []
-    for rank in range(count):
+    for rank, command in enumerate(commands):
         place = {"RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "LOCAL_RANK": rank}
         place["LOCAL_WORLD_SIZE"] = count
         environment = {**os.environ, **{name: str(value) for name, value in place.items()}, **variables(rank)}
         processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
     try:
-        outputs = [process.communicate(timeout=_TIMEOUT_S)[0] for process in processes]
+        outputs = [process.communicate(timeout=timeout_s)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
     if any(process.returncode for process in processes):
-        sys.exit(f"{method} failed: its message is above")
+        sys.exit(f"{what} failed: its message is above")
+    return outputs
+
+
+def run(script: str, method: str, count: int, variables: Callable[[int], Mapping[str, str]]) -> float:
+    """The median step of the first of `count` workers, in seconds. `variables`: of the environment, by rank."""
+    command = [sys.executable, script, *sys.argv[1:], "--worker", method]
+    outputs = outputs_of(method, [command] * count, variables, _TIMEOUT_S)
     return median(json.loads(outputs[0].splitlines()[-1]))
 
 

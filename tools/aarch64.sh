@@ -18,5 +18,6 @@ fi
 cmake -S . -B "$build/core" "${cross[@]}" -DPOSEIDON_PYTHON=OFF -DPOSEIDON_UCX=OFF -DPOSEIDON_TLS=OFF \
   -DPOSEIDON_TESTS=ON -DGTest_ROOT="$build/gtest" >/dev/null
 cmake --build "$build/core" --target poseidon_tests
-"$(command -v qemu-aarch64 || command -v qemu-aarch64-static)" -L "$sysroot" -E LD_LIBRARY_PATH="$sysroot/lib" "$build/core/poseidon_tests" --gtest_brief=1 \
+qemu=$(command -v qemu-aarch64 || command -v qemu-aarch64-static)
+"$qemu" -L "$sysroot" -E LD_LIBRARY_PATH="$sysroot/lib" "$build/core/poseidon_tests" --gtest_brief=1 \
   --gtest_filter="$filter"

@@ -121,7 +121,8 @@ Result<std::optional<Membership>> Gathering::look() {
   has_roster_ = roster.generation > 0;
   last_slots_.clear();
   for (const auto& [slot, nonce] : roster.places)
-    if (arrivals_.contains(slot) || !quick_get(left_key(options_.job, roster.generation, slot)).ok())
+    if (options_.on_failure != OnFailure::shrink || arrivals_.contains(slot) ||
+        !quick_get(left_key(options_.job, roster.generation, slot)).ok())
       last_slots_.push_back(slot);
   if (Status status = see_arrivals(); !status.ok()) return status;
   if (const auto written = lead()) return join(*written);
@@ -311,11 +312,11 @@ Result<std::optional<Membership>> Gathering::join(const Roster& roster) {
       return std::optional<Membership>();
     }
     if (entry.facts != mine_.facts) return difference(slot);
-    going_on |= entry.member.last_generation > 0;
+    going_on |= !is_new(entry);
     membership.members.push_back(std::move(entry.member));
   }
   if (Status status = check_racks(membership.members); !status.ok()) return status;
-  membership.joining = going_on && mine_.member.last_generation == 0;
+  membership.joining = going_on && is_new(mine_);
   return std::optional(std::move(membership));
 }
 

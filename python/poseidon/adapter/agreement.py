@@ -49,7 +49,7 @@ def _texts_that_differ(control: Control, text: str) -> list[str] | None:
     # So that nobody ends, which would be an error of its own, before all have the texts.
     with contextlib.suppress(PoseidonError):
         control.barrier()
-    return list(texts)
+    return texts
 
 
 def _first_difference(texts: Sequence[str]) -> tuple[int, str, str]:
